@@ -1,0 +1,23 @@
+# make demo: see the whole lab in minutes.   make test: everything that CI runs.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.PHONY: demo test clean
+
+demo: $(VENV)/.ready
+	$(PY) -m instructor.demo
+
+test: $(VENV)/.ready
+	$(PY) -m instructor.test
+
+# The environment, made anew when the requirements change.
+$(VENV)/.ready: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than Python 3.11: make $(MAKECMDGOALS) PYTHON=python3.11 (or newer)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+clean:
+	rm -rf build $(VENV)

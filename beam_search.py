@@ -1,0 +1,185 @@
+"""Greedy decoding and beam search, for any decoder that offers two methods:
+
+``start(encoder_out) -> state, memory``
+    The first state from the encoding. Both are tuples of tensors with the batch first: the state changes with
+    every word, the memory (pixels, attention keys) is the same for every word of an image.
+``step(words, state, memory) -> scores, state, alpha``
+    From the latest words (n,) and the state: scores of the next word (n, vocab_size) before softmax, the new
+    state, and the attention weights (n, num_pixels), or None without attention.
+"""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+SPECIAL_WORDS = ('<pad>', '<start>', '<unk>', '<end>')
+
+
+@dataclass
+class Hypothesis:
+    """A caption found by search.
+
+    :ivar words: word indices, without <start> and <end>
+    :ivar score: log-probability of the words, and of <end> where finished
+    :ivar finished: whether <end> was reached within the longest length
+    :ivar alphas: (len(words), num_pixels) attention weights per word, or None without attention
+    """
+
+    words: list
+    score: float
+    finished: bool
+    alphas: torch.Tensor | None = None
+
+
+@torch.no_grad()
+def greedy_search(decoder, encoder_out, word_map, max_len=50):
+    """Take the best word at each step, for many images at once.
+
+    :param decoder: any decoder with ``start`` and ``step``
+    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
+    :param word_map: word -> index
+    :param max_len: longest caption in words
+    :return: a :class:`Hypothesis` per image, without alphas
+    """
+    with _evaluating(decoder):
+        n, end = len(encoder_out), word_map['<end>']
+        state, memory = decoder.start(encoder_out)
+        words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
+        never = _never(word_map, words.device)
+        score = torch.zeros(n, device=words.device)
+        running = torch.ones(n, dtype=torch.bool, device=words.device)
+        chosen = []
+        for _ in range(max_len + 1):
+            scores, state, _ = decoder.step(words, state, memory)
+            log_probs = scores.float().log_softmax(dim=1)
+            log_probs[:, never] = -torch.inf
+            best, words = log_probs.max(dim=1)
+            words = words.masked_fill(~running, end)
+            if len(chosen) == max_len:  # no room for another word
+                best = best.masked_fill(words != end, 0)
+            chosen.append(words)
+            score += best * running
+            running = running & (words != end)
+            if not running.any():
+                break
+    found = []
+    for row, total in zip(torch.stack(chosen, dim=1).tolist(), score.tolist(), strict=True):
+        finished = end in row
+        found.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
+    return found
+
+
+@torch.no_grad()
+def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
+    """Keep the ``beam_size`` best captions so far, for many images at once.
+
+    All beams of all images go through the decoder as one batch. A beam that reaches <end> is put aside and its
+    place closed; an image leaves the batch when no open beam can beat its best finished caption any more (a
+    longer caption only loses log-probability) or when no beam is open. The score is the plain sum of
+    log-probabilities, as in both papers. Beam 1 is greedy decoding.
+
+    :param decoder: any decoder with ``start`` and ``step``
+    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
+    :param word_map: word -> index
+    :param beam_size: captions kept per image, at least 1
+    :param max_len: longest caption in words
+    :return: per image the best finished :class:`Hypothesis`, or the best unfinished one if none ended
+    :raises ValueError: beam_size < 1
+    """
+    if beam_size < 1:
+        raise ValueError(f'beam_size is {beam_size}; it must be at least 1')
+    k, end = beam_size, word_map['<end>']
+    with _evaluating(decoder):
+        n = len(encoder_out)
+        state, memory = decoder.start(encoder_out)
+        state = tuple(s.repeat_interleave(k, dim=0) for s in state)
+        memory = tuple(m.repeat_interleave(k, dim=0) for m in memory)
+        device = encoder_out.device
+        never = _never(word_map, device)
+        words = torch.full((n * k,), word_map['<start>'], device=device)
+        # (images, beams): at first one open beam, else all k would hold the same caption
+        score = torch.full((n, k), -torch.inf, device=device)
+        score[:, 0] = 0
+        places = torch.full((n,), k, device=device)  # beams not yet finished, per image
+        sequences = torch.empty(n, k, 0, dtype=torch.long, device=device)
+        alphas = None
+        image = list(range(n))  # which image a row of the batch is
+        best = [None] * n
+
+        for t in range(max_len + 1):
+            scores, state, alpha = decoder.step(words, state, memory)
+            log_probs = scores.float().log_softmax(dim=1)
+            log_probs[:, never] = -torch.inf
+            vocab_size = log_probs.size(1)
+            before = score, sequences, alphas
+
+            candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)
+            score, index = candidates.topk(min(k, candidates.size(1)), dim=1)
+            beam, word = index // vocab_size, index % vocab_size
+            if score.size(1) < k:  # a vocabulary smaller than the beam
+                missing = k - score.size(1)
+                score = torch.nn.functional.pad(score, (0, missing), value=-torch.inf)
+                beam, word = (torch.nn.functional.pad(x, (0, missing)) for x in (beam, word))
+            # the places of finished beams are closed: only the best `places` candidates count
+            score = score.masked_fill(torch.arange(k, device=device) >= places.unsqueeze(1), -torch.inf)
+
+            rows = torch.arange(len(image), device=device).unsqueeze(1)
+            sequences = torch.cat([sequences[rows, beam], word.unsqueeze(2)], dim=2)
+            if alpha is not None:
+                alpha = alpha.view(len(image), k, 1, -1)[rows, beam]
+                alphas = alpha if alphas is None else torch.cat([alphas[rows, beam], alpha], dim=2)
+
+            ended = (word == end) & score.isfinite()
+            for row, j in ended.nonzero().tolist():
+                _keep_best(best, image[row], score[row, j].item(), True, sequences[row, j, :-1], alphas, row, j)
+            if t == max_len:  # no room for another word: who has not ended by now stays unfinished
+                break
+            places = places - ended.sum(dim=1)
+            score = score.masked_fill(ended, -torch.inf)
+
+            flat = (rows * k + beam).flatten()
+            state = tuple(s[flat] for s in state)
+            words = word.flatten()
+
+            found = torch.tensor([best[i].score if best[i] else -torch.inf for i in image], device=device)
+            stay = score.max(dim=1).values > found
+            if stay.all():
+                continue
+            image = [i for i, kept in zip(image, stay.tolist(), strict=True) if kept]
+            if not image:
+                break
+            score, places, sequences = score[stay], places[stay], sequences[stay]
+            alphas = alphas[stay] if alphas is not None else None
+            of_beams = stay.repeat_interleave(k)
+            words, state = words[of_beams], tuple(s[of_beams] for s in state)
+            memory = tuple(m[of_beams] for m in memory)
+
+        score, sequences, alphas = before
+        for row, i in enumerate(image):
+            if best[i] is None:
+                j = int(score[row].argmax())
+                _keep_best(best, i, score[row, j].item(), False, sequences[row, j], alphas, row, j)
+    return best
+
+
+def _keep_best(best, i, score, finished, words, alphas, row, j):
+    if score > -torch.inf and (best[i] is None or score > best[i].score):
+        kept = alphas[row, j, :len(words)].cpu() if alphas is not None else None
+        best[i] = Hypothesis(words.tolist(), score, finished, kept)
+
+
+def _never(word_map, device):
+    """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
+    return torch.tensor([word_map[word] for word in SPECIAL_WORDS if word != '<end>'], device=device)
+
+
+@contextmanager
+def _evaluating(decoder):
+    """Dropout off, batch norm on its running statistics, and the decoder as it was afterwards."""
+    training = decoder.training
+    decoder.eval()
+    try:
+        yield
+    finally:
+        decoder.train(training)

@@ -1,0 +1,87 @@
+"""The files of ``create_input_files.py`` as a PyTorch ``Dataset``."""
+
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+
+class CaptionDataset(Dataset):
+    """One item per caption; the ``captions_per_image`` captions of an image follow one another.
+
+    Items are ``(image, caption, caption length)`` for training, and ``(image, caption, caption length,
+    all captions of the image)`` for validation and test:
+
+    * image: (3, 256, 256) uint8, or with ``features`` the encoder's grid (h, w, encoder_dim) float16. Pixels
+      stay uint8 until they are on the device; ``models.Encoder`` normalises them there.
+    * caption: (max_len + 2,) long; caption length: (1,) long, <start> and <end> counted;
+      all captions: (captions_per_image, max_len + 2) long
+
+    HDF5 is opened at the first item, in each worker for itself: an open file does not survive a fork.
+
+    :param data_folder: folder with the files of ``create_input_files``
+    :param data_name: base name of the files, such as ``shapes_5_cap_per_img_1_min_word_freq``
+    :param split: 'TRAIN', 'VAL' or 'TEST'
+    :param transform: applied to the uint8 image, if given
+    :param features: HDF5 file of ``features.encode_images`` to read instead of the images
+    :raises ValueError: another split
+    :raises FileNotFoundError: files that are not there
+    """
+
+    def __init__(self, data_folder, data_name, split, transform=None, features=None):
+        if split not in ('TRAIN', 'VAL', 'TEST'):
+            raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
+        folder = Path(data_folder)
+        self.split, self.transform = split, transform
+        self.images_path = folder / f'{split}_IMAGES_{data_name}.hdf5'
+        paths = [self.images_path] + [folder / f'{split}_{kind}_{data_name}.json' for kind in ('CAPTIONS', 'CAPLENS')]
+        for path in paths:
+            if not path.exists():
+                raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
+                                        'data_folder and data_name')
+        self.captions = torch.tensor(json.loads(paths[1].read_text()), dtype=torch.long)
+        self.caplens = torch.tensor(json.loads(paths[2].read_text()), dtype=torch.long).unsqueeze(1)
+        with h5py.File(self.images_path) as file:
+            self.cpi = int(file.attrs['captions_per_image'])
+            self.names = file['names'].asstr()[:].tolist()
+            self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
+        self.source, self.key = (features, 'features') if features else (self.images_path, 'images')
+        self._file, self._owner = None, None
+
+    def __len__(self):
+        return len(self.captions)
+
+    @property
+    def first_captions(self):
+        """Indices of items that go through each image once."""
+        return range(0, len(self), self.cpi)
+
+    def image(self, number):
+        """Image ``number`` (not caption ``number``), or its features."""
+        if self._owner != os.getpid():
+            self._file, self._owner = h5py.File(self.source, 'r'), os.getpid()
+        image = torch.from_numpy(np.asarray(self._file[self.key][number]))
+        return self.transform(image) if self.transform and self.key == 'images' else image
+
+    def __getitem__(self, i):
+        number = i // self.cpi
+        item = self.image(number), self.captions[i], self.caplens[i]
+        if self.split == 'TRAIN':
+            return item
+        return *item, self.captions[number * self.cpi:(number + 1) * self.cpi]
+
+    def __getstate__(self):
+        return {**self.__dict__, '_file': None, '_owner': None}
+
+
+def load_word_map(data_folder, data_name):
+    """:return: dict word -> index of the data set's vocabulary, <pad> being 0"""
+    path = Path(data_folder) / f'WORDMAP_{data_name}.json'
+    if not path.exists():
+        raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
+                                'data_folder and data_name')
+    return json.loads(path.read_text())

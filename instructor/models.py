@@ -1,0 +1,413 @@
+"""The models of the lab: a CNN encoder that looks and two LSTM decoders that speak.
+
+``Encoder`` is given. You write the rest, in the order of the TODOs:
+
+1. ``DecoderWithRNN``: its layers and one step (*Show and Tell*, Vinyals et al. 2015, arXiv 1411.4555)
+2. ``DecoderWithRNN.forward``: a whole batch with teacher forcing
+3. ``Attention``: where to look (*Show, Attend and Tell*, Xu et al. 2015, arXiv 1502.03044)
+4. ``DecoderWithAttention``: its layers and one step
+5. ``DecoderWithAttention.forward``: a whole batch with teacher forcing
+
+Names of sizes in the shapes below:
+
+=============  ==============================================================================
+batch_size     captions in a batch (in beam search: beams)
+num_pixels     cells of the encoder's grid, 14 * 14 = 196
+encoder_dim    channels of the encoder's grid, 2048 for ResNet-101
+embed_dim      length of a word vector
+decoder_dim    length of the LSTM's hidden state h and cell state c
+attention_dim  length of the vectors in which pixels and hidden state are compared
+vocab_size     number of words, special tokens included
+=============  ==============================================================================
+"""
+
+import inspect
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from encoders import Backbone, load_backbone
+
+
+class Encoder(nn.Module):
+    """CNN encoder: a picture becomes a grid of feature vectors (given, nothing to do here).
+
+    *Show, Attend and Tell*, sec. 3.1.1, calls these vectors annotations a_1 ... a_L.
+
+    :param encoder: a torchvision backbone by name ('resnet101', 'vgg16', ...), 'efficientnet_lite0',
+        'shapes_cnn', or a module of your own from (n, 3, H, W) to (n, channels, h, w)
+    :param encoded_image_size: side of the grid that ``AdaptiveAvgPool2d`` makes;
+        None keeps the backbone's native grid (8 x 8 for ResNet-101 at 256 pixels)
+    :param weights: 'DEFAULT' for the trained weights, None for random ones, or a file with a state dict
+    :param stride: keep the backbone's stages only up to this stride (16 gives ResNet-101 a 16 x 16 grid);
+        None keeps all of them
+    :raises ValueError: unknown name, weights that cannot be had, or a stride that the backbone lacks
+    """
+
+    def __init__(self, encoder='resnet101', encoded_image_size=14, weights='DEFAULT', stride=None):
+        super().__init__()
+        backbone: Backbone = load_backbone(encoder, weights, stride)
+        self.stages, self.strides = backbone.stages, backbone.strides
+        self.encoder_dim, self.input_size = backbone.channels, backbone.input_size
+        self.register_buffer('mean', torch.tensor(backbone.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer('std', torch.tensor(backbone.std).view(1, 3, 1, 1), persistent=False)
+        self.encoded_image_size = encoded_image_size
+        self.fine_tune(False)
+
+    def forward(self, images):
+        """
+        :param images: (batch_size, 3, H, W), uint8 pixels 0 to 255, or float already normalised
+        :return: (batch_size, encoded_image_size, encoded_image_size, encoder_dim)
+        """
+        return self.resize(self.native_grid(images))
+
+    def native_grid(self, images):
+        """The backbone's own grid, before any pooling: (batch_size, h, w, encoder_dim)."""
+        if images.dtype == torch.uint8:
+            images = (images.float() / 255 - self.mean) / self.std
+        if self.input_size and images.shape[-1] != self.input_size:
+            images = F.interpolate(images, size=(self.input_size, self.input_size),
+                                   mode='bilinear', antialias=True, align_corners=False)
+        return self.stages(images).permute(0, 2, 3, 1)
+
+    def resize(self, grid):
+        """Pool a native grid (batch_size, h, w, encoder_dim) to ``encoded_image_size``."""
+        if self.encoded_image_size is None:
+            return grid
+        return F.adaptive_avg_pool2d(grid.permute(0, 3, 1, 2), self.encoded_image_size).permute(0, 2, 3, 1)
+
+    def fine_tune(self, fine_tune=True):
+        """Open (True) or freeze (False) convolutional blocks 2 to 4, the stages of stride 8 and more.
+
+        The first layers see edges and colours, which serve any picture; they always stay frozen.
+        """
+        for stage, stride in zip(self.stages, self.strides, strict=True):
+            stage.requires_grad_(fine_tune and stride >= 8)
+        return self.train(self.training)
+
+    def train(self, mode=True):
+        """Whatever is frozen stays in ``eval()``, batch norm always: its statistics must not drift."""
+        super().train(mode)
+        for stage in self.stages:
+            if not any(p.requires_grad for p in stage.parameters()):
+                stage.eval()
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+        return self
+
+
+def flatten_pixels(encoder_out):
+    """(batch_size, h, w, encoder_dim) to (batch_size, num_pixels, encoder_dim); flat ones stay."""
+    return encoder_out.flatten(1, -2)
+
+
+class DecoderWithRNN(nn.Module):
+    """Plain LSTM decoder: the picture is the first "word" that the LSTM reads (*Show and Tell*, sec. 3.1).
+
+    x_{-1} = CNN(I);  x_t = W_e S_t for t = 0 ... N-1;  p_{t+1} = softmax(LSTM(x_t))   (eqs. 10 to 12)
+
+    :param embed_dim: length of a word vector
+    :param decoder_dim: length of h and c
+    :param vocab_size: number of words
+    :param encoder_dim: channels of the encoder's grid
+    :param dropout: probability of dropping an entry of h before the last layer
+    """
+
+    def __init__(self, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
+        super().__init__()
+        self.embed_dim, self.decoder_dim = embed_dim, decoder_dim
+        self.vocab_size, self.encoder_dim = vocab_size, encoder_dim
+
+        # TODO 1: DecoderWithRNN.__init__
+        # Make the layers, under exactly these names:
+        #   self.embedding    nn.Embedding    word index             -> embed_dim
+        #   self.init         nn.Linear       encoder_dim            -> embed_dim
+        #   self.bn           nn.BatchNorm1d  over embed_dim features
+        #   self.decode_step  nn.LSTMCell     input embed_dim, state -> decoder_dim
+        #   self.dropout      nn.Dropout      with probability dropout
+        #   self.fc           nn.Linear       decoder_dim            -> vocab_size
+        ### BEGIN SOLUTION
+        self.embedding = nn.Embedding(vocab_size, embed_dim)
+        self.init = nn.Linear(encoder_dim, embed_dim)
+        self.bn = nn.BatchNorm1d(embed_dim)
+        self.decode_step = nn.LSTMCell(embed_dim, decoder_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(decoder_dim, vocab_size)
+        ### END SOLUTION
+
+        init_word_layers(self)
+
+    def init_hidden_state(self, encoder_out):
+        """Let the LSTM read the picture.
+
+        :param encoder_out: (batch_size, num_pixels, encoder_dim)
+        :return: h, c after the picture, each (batch_size, decoder_dim)
+        """
+        # TODO 1: DecoderWithRNN.init_hidden_state
+        #   1. the mean of encoder_out over the pixels         (batch_size, encoder_dim)
+        #   2. through self.init, then self.bn                 (batch_size, embed_dim)   x_{-1} = bn(init(mean))
+        #   3. one LSTM step on it, from zero states: nn.LSTMCell starts from zeros when it gets no states
+        #   4. return h, c                                     2 x (batch_size, decoder_dim)
+        ### BEGIN SOLUTION
+        image = self.bn(self.init(encoder_out.mean(dim=1)))
+        h, c = self.decode_step(image)
+        return h, c
+        ### END SOLUTION
+
+    def one_step(self, embeddings, h, c):
+        """Read one word, score the next.
+
+        :param embeddings: (batch_size, embed_dim) vectors of the words at this step
+        :param h: (batch_size, decoder_dim) hidden state so far
+        :param c: (batch_size, decoder_dim) cell state so far
+        :return: predictions (batch_size, vocab_size) scores before softmax, new h, new c
+        """
+        # TODO 1: DecoderWithRNN.one_step
+        #   1. h, c = self.decode_step(input, (h, c))          2 x (batch_size, decoder_dim)
+        #   2. predictions = fc(dropout(h))                    (batch_size, vocab_size)   no softmax: the loss has it
+        #   3. return predictions, h, c
+        ### BEGIN SOLUTION
+        h, c = self.decode_step(embeddings, (h, c))
+        predictions = self.fc(self.dropout(h))
+        return predictions, h, c
+        ### END SOLUTION
+
+    def forward(self, encoder_out, encoded_captions, caption_lengths):
+        """Teacher forcing: at step t read the *true* word t, score word t + 1.
+
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
+        :param encoded_captions: (batch_size, max_caption_length) word indices: <start> ... <end> <pad> ...
+        :param caption_lengths: (batch_size, 1) or (batch_size,) true lengths, <start> and <end> counted
+        :return: predictions (batch_size, max(decode_lengths), vocab_size), zero past a caption's end;
+            sorted captions; decode lengths (list, longest first); sort indices (batch_size,)
+        """
+        encoder_out = flatten_pixels(encoder_out)
+        # TODO 2: DecoderWithRNN.forward
+        #   1. sort the batch by caption length, longest first; reorder encoder_out and encoded_captions
+        #      alike, so that at each step the captions still running are the first rows; keep sort_ind
+        #   2. decode lengths = caption lengths - 1, as a list: <end> is never read, only predicted
+        #   3. embed all captions at once                      (batch_size, max_caption_length, embed_dim)
+        #   4. h, c = init_hidden_state(encoder_out)
+        #   5. predictions = zeros, on encoder_out's device    (batch_size, max(decode_lengths), vocab_size)
+        #   6. for t = 0 ... max(decode_lengths) - 1:
+        #        n = how many captions have decode length > t; cut h and c to their first n rows
+        #        predictions[:n, t], h, c = one_step(embeddings of word t, h, c)
+        #   7. return predictions, encoded_captions (sorted), decode_lengths, sort_ind
+        ### BEGIN SOLUTION
+        caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
+        encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
+        decode_lengths = (caption_lengths - 1).tolist()
+
+        embeddings = self.embedding(encoded_captions)
+        h, c = self.init_hidden_state(encoder_out)
+        predictions = encoder_out.new_zeros(len(decode_lengths), max(decode_lengths), self.vocab_size)
+        for t in range(max(decode_lengths)):
+            n = sum(length > t for length in decode_lengths)
+            predictions[:n, t], h, c = self.one_step(embeddings[:n, t], h[:n], c[:n])
+        return predictions, encoded_captions, decode_lengths, sort_ind
+        ### END SOLUTION
+
+    # The interface of beam_search.py (given): every decoder has these two.
+
+    def start(self, encoder_out):
+        """:return: first state: tuple of (batch_size, ...) tensors; memory, the same for every word: none here"""
+        return self.init_hidden_state(flatten_pixels(encoder_out)), ()
+
+    def step(self, words, state, memory):
+        """:return: scores of the next word (batch_size, vocab_size), new state, alpha (None: no attention)"""
+        predictions, *state = self.one_step(self.embedding(words), *state)
+        return predictions, tuple(state), None
+
+
+class Attention(nn.Module):
+    """Soft attention: where to look for the next word (*Show, Attend and Tell*, eqs. 4 and 5, sec. 4.2).
+
+    e_i = att(relu(encoder_att(a_i) + decoder_att(h)));  alpha = softmax(e) over the pixels;
+    z = sum over i of alpha_i a_i
+
+    :param encoder_dim: channels of the encoder's grid
+    :param decoder_dim: length of h
+    :param attention_dim: length of the vectors in which the two are compared
+    """
+
+    def __init__(self, encoder_dim, decoder_dim, attention_dim):
+        super().__init__()
+        # TODO 3: Attention.__init__
+        # Make the layers, under exactly these names:
+        #   self.encoder_att  nn.Linear  encoder_dim   -> attention_dim    for the pixels
+        #   self.decoder_att  nn.Linear  decoder_dim   -> attention_dim    for the hidden state
+        #   self.att          nn.Linear  attention_dim -> 1                the score of a pixel
+        ### BEGIN SOLUTION
+        self.encoder_att = nn.Linear(encoder_dim, attention_dim)
+        self.decoder_att = nn.Linear(decoder_dim, attention_dim)
+        self.att = nn.Linear(attention_dim, 1)
+        ### END SOLUTION
+
+    def forward(self, encoder_out, decoder_hidden, keys=None):
+        """
+        :param encoder_out: (batch_size, num_pixels, encoder_dim) the vectors a_i
+        :param decoder_hidden: (batch_size, decoder_dim) hidden state h
+        :param keys: (batch_size, num_pixels, attention_dim) encoder_att(encoder_out), if the caller has it
+            already: it is the same for every word of a caption. You may leave ``keys`` aside: None works too.
+        :return: weighted encoding z (batch_size, encoder_dim), alpha (batch_size, num_pixels)
+        """
+        # TODO 3: Attention.forward
+        #   1. if keys is None: keys = encoder_att(encoder_out)    (batch_size, num_pixels, attention_dim)
+        #   2. query = decoder_att(decoder_hidden)                 (batch_size, attention_dim)
+        #   3. score of each pixel: e = att(relu(keys + query)), the query added to every pixel; drop the
+        #      last dimension of size 1                            (batch_size, num_pixels)
+        #   4. alpha = softmax of e over the pixels                (batch_size, num_pixels)
+        #   5. z = sum over the pixels of alpha * encoder_out      (batch_size, encoder_dim)
+        #   6. return z, alpha
+        ### BEGIN SOLUTION
+        if keys is None:
+            keys = self.encoder_att(encoder_out)
+        query = self.decoder_att(decoder_hidden)
+        e = self.att(F.relu(keys + query.unsqueeze(1))).squeeze(2)
+        alpha = e.softmax(dim=1)
+        z = torch.bmm(alpha.unsqueeze(1), encoder_out).squeeze(1)
+        return z, alpha
+        ### END SOLUTION
+
+
+class DecoderWithAttention(nn.Module):
+    """LSTM decoder with soft attention (*Show, Attend and Tell*, sec. 3.1.2 and 4.2).
+
+    :param attention_dim: length of the vectors in which pixels and hidden state are compared
+    :param embed_dim: length of a word vector
+    :param decoder_dim: length of h and c
+    :param vocab_size: number of words
+    :param encoder_dim: channels of the encoder's grid
+    :param dropout: probability of dropping an entry of h before the last layer
+    """
+
+    def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
+        super().__init__()
+        self.attention_dim, self.embed_dim, self.decoder_dim = attention_dim, embed_dim, decoder_dim
+        self.vocab_size, self.encoder_dim = vocab_size, encoder_dim
+
+        # TODO 4: DecoderWithAttention.__init__
+        # Make the layers, under exactly these names:
+        #   self.attention    Attention      of TODO 3
+        #   self.embedding    nn.Embedding   word index               -> embed_dim
+        #   self.decode_step  nn.LSTMCell    input embed_dim + encoder_dim, state -> decoder_dim
+        #   self.init_h       nn.Linear      encoder_dim              -> decoder_dim
+        #   self.init_c       nn.Linear      encoder_dim              -> decoder_dim
+        #   self.f_beta       nn.Linear      decoder_dim              -> encoder_dim    the gate
+        #   self.dropout      nn.Dropout     with probability dropout
+        #   self.fc           nn.Linear      decoder_dim              -> vocab_size
+        ### BEGIN SOLUTION
+        self.attention = Attention(encoder_dim, decoder_dim, attention_dim)
+        self.embedding = nn.Embedding(vocab_size, embed_dim)
+        self.decode_step = nn.LSTMCell(embed_dim + encoder_dim, decoder_dim)
+        self.init_h = nn.Linear(encoder_dim, decoder_dim)
+        self.init_c = nn.Linear(encoder_dim, decoder_dim)
+        self.f_beta = nn.Linear(decoder_dim, encoder_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(decoder_dim, vocab_size)
+        ### END SOLUTION
+
+        init_word_layers(self)
+
+    def init_hidden_state(self, encoder_out):
+        """First states from the mean picture (sec. 3.1.2; one Linear layer each here).
+
+        :param encoder_out: (batch_size, num_pixels, encoder_dim)
+        :return: h, c, each (batch_size, decoder_dim)
+        """
+        # TODO 4: DecoderWithAttention.init_hidden_state
+        #   1. the mean of encoder_out over the pixels             (batch_size, encoder_dim)
+        #   2. h = init_h(mean), c = init_c(mean)                  2 x (batch_size, decoder_dim)
+        #   3. return h, c
+        ### BEGIN SOLUTION
+        mean_encoder_out = encoder_out.mean(dim=1)
+        return self.init_h(mean_encoder_out), self.init_c(mean_encoder_out)
+        ### END SOLUTION
+
+    def one_step(self, embeddings, encoder_out, h, c, keys=None):
+        """Look, read one word, score the next.
+
+        :param embeddings: (batch_size, embed_dim) vectors of the words at this step
+        :param encoder_out: (batch_size, num_pixels, encoder_dim)
+        :param h: (batch_size, decoder_dim) hidden state so far
+        :param c: (batch_size, decoder_dim) cell state so far
+        :param keys: (batch_size, num_pixels, attention_dim) for Attention.forward, or None;
+            you may take this parameter out if you do not use it
+        :return: predictions (batch_size, vocab_size) scores before softmax, alpha (batch_size, num_pixels),
+            new h, new c
+        """
+        # TODO 4: DecoderWithAttention.one_step
+        #   1. z, alpha = self.attention(encoder_out, h, keys)     z (batch_size, encoder_dim)
+        #   2. gate: beta = sigmoid(f_beta(h)), with the old h     (batch_size, encoder_dim)   sec. 4.2.1
+        #   3. LSTM step on [embeddings; beta * z] from (h, c)     2 x (batch_size, decoder_dim)
+        #   4. predictions = fc(dropout(h)), with the new h        (batch_size, vocab_size)
+        #   5. return predictions, alpha, h, c
+        ### BEGIN SOLUTION
+        z, alpha = self.attention(encoder_out, h, keys)
+        beta = torch.sigmoid(self.f_beta(h))
+        h, c = self.decode_step(torch.cat([embeddings, beta * z], dim=1), (h, c))
+        predictions = self.fc(self.dropout(h))
+        return predictions, alpha, h, c
+        ### END SOLUTION
+
+    def forward(self, encoder_out, encoded_captions, caption_lengths):
+        """Teacher forcing: at step t read the *true* word t, score word t + 1.
+
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
+        :param encoded_captions: (batch_size, max_caption_length) word indices: <start> ... <end> <pad> ...
+        :param caption_lengths: (batch_size, 1) or (batch_size,) true lengths, <start> and <end> counted
+        :return: predictions (batch_size, max(decode_lengths), vocab_size), zero past a caption's end;
+            sorted captions; decode lengths (list, longest first);
+            alphas (batch_size, max(decode_lengths), num_pixels), zero past a caption's end;
+            sort indices (batch_size,)
+        """
+        encoder_out = flatten_pixels(encoder_out)
+        # TODO 5: DecoderWithAttention.forward
+        #   1. to 4. as in TODO 2: sort, decode lengths, embed, first states
+        #   5. predictions = zeros                                 (batch_size, max(decode_lengths), vocab_size)
+        #      alphas = zeros                                      (batch_size, max(decode_lengths), num_pixels)
+        #   6. for t = 0 ... max(decode_lengths) - 1: cut to the n captions still running, one_step,
+        #      keep predictions[:n, t] and alphas[:n, t]
+        #      (faster, not asked for: self.attention.encoder_att(encoder_out) once before the loop, as keys)
+        #   7. return predictions, encoded_captions (sorted), decode_lengths, alphas, sort_ind
+        ### BEGIN SOLUTION
+        caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
+        encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
+        decode_lengths = (caption_lengths - 1).tolist()
+
+        embeddings = self.embedding(encoded_captions)
+        h, c = self.init_hidden_state(encoder_out)
+        keys = self.attention.encoder_att(encoder_out)
+        predictions = encoder_out.new_zeros(len(decode_lengths), max(decode_lengths), self.vocab_size)
+        alphas = encoder_out.new_zeros(len(decode_lengths), max(decode_lengths), encoder_out.size(1))
+        for t in range(max(decode_lengths)):
+            n = sum(length > t for length in decode_lengths)
+            predictions[:n, t], alphas[:n, t], h, c = self.one_step(
+                embeddings[:n, t], encoder_out[:n], h[:n], c[:n], keys[:n])
+        return predictions, encoded_captions, decode_lengths, alphas, sort_ind
+        ### END SOLUTION
+
+    # The interface of beam_search.py (given): every decoder has these two.
+
+    def start(self, encoder_out):
+        """:return: first state and memory (the same for every word), tuples of (batch_size, ...) tensors"""
+        encoder_out = flatten_pixels(encoder_out)
+        memory = (encoder_out,)
+        if 'keys' in inspect.signature(self.one_step).parameters:  # a one_step without keys is right as well
+            memory += (self.attention.encoder_att(encoder_out),)
+        return self.init_hidden_state(encoder_out), memory
+
+    def step(self, words, state, memory):
+        """:return: scores of the next word (batch_size, vocab_size), new state, alpha (batch_size, num_pixels)"""
+        encoder_out, *keys = memory
+        predictions, alpha, h, c = self.one_step(self.embedding(words), encoder_out, *state, *keys)
+        return predictions, (h, c), alpha
+
+
+def init_word_layers(decoder):
+    """Small uniform weights for the two layers that touch words; they help early training."""
+    nn.init.uniform_(decoder.embedding.weight, -0.1, 0.1)
+    nn.init.uniform_(decoder.fc.weight, -0.1, 0.1)
+    nn.init.zeros_(decoder.fc.bias)

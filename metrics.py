@@ -1,0 +1,25 @@
+"""BLEU of captions against the people's own words (Papineni et al. 2002)."""
+
+import warnings
+
+from nltk.translate.bleu_score import corpus_bleu
+
+WEIGHTS = [tuple([1 / n] * n) for n in (1, 2, 3, 4)]
+
+
+def bleu(references, hypotheses):
+    """Corpus BLEU-1 to 4 by nltk: brevity penalty, no smoothing, each image once.
+
+    :param references: per image a list of reference captions, each a list of tokens as people wrote them
+        (never ``<unk>``: a rare word that a caption misses must count as missed)
+    :param hypotheses: per image one caption, a list of tokens without special tokens
+    :return: {'BLEU-1': ..., 'BLEU-2': ..., 'BLEU-3': ..., 'BLEU-4': ...}, each 0 to 1
+    :raises ValueError: not one caption per image, or no images
+    """
+    if len(references) != len(hypotheses) or not hypotheses:
+        raise ValueError(f'BLEU needs one caption per image: {len(hypotheses)} captions, '
+                         f'{len(references)} images with references')
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # nltk warns when no 4-gram is right, as after a first epoch
+        scores = corpus_bleu(references, hypotheses, weights=WEIGHTS)
+    return {f'BLEU-{n}': float(score) for n, score in enumerate(scores, 1)}

@@ -1,0 +1,504 @@
+"""The lab's own data set: pictures of coloured shapes with five captions each, drawn by this program.
+
+Every picture depends only on (seed, split, index), so a small set is the beginning of a larger one.
+
+    python shapes.py --output data/shapes --train 1000 --val 150 --test 150 --seed 0
+"""
+
+import argparse
+import colorsys
+import json
+import math
+import re
+from collections import Counter
+from itertools import combinations, groupby
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+from skimage.color import lab2rgb, rgb2lab
+from tqdm import tqdm
+
+from utils import atomic_path
+
+SIZE = 256  # side of a picture, in pixels
+VERSION = 1  # raise when drawing or captions change: older sets are then drawn anew
+SPLITS = ("train", "val", "test")
+JSON_NAME = "dataset_shapes.json"
+CAPTIONS_PER_IMAGE = 5
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart")
+COLORS = {  # nominal hue in degrees, saturation, value
+    "red": (357, 0.88, 0.84),
+    "orange": (29, 0.95, 0.98),
+    "yellow": (54, 0.85, 0.98),
+    "green": (130, 0.75, 0.60),
+    "blue": (219, 0.85, 0.86),
+    "purple": (284, 0.68, 0.62),
+    "white": (50, 0.01, 0.98),
+    "black": (230, 0.10, 0.08),
+}
+COLOR_JITTER = (4, 0.03, 0.04)  # largest change of hue (degrees), saturation and value
+SIZES = {"small": (0.24, 0.28), "large": (0.40, 0.46)}  # longer side of the box, share of the picture
+BACKGROUNDS = ("plain", "shaded", "striped", "checkered", "dotted", "cloudy")
+
+LARGE_SHARE = 0.75  # objects planned large; fewer stay so where three must find room
+PAIR_SHARE = 0.18  # scenes of two or three objects in which two are alike
+MAX_TURN = 12  # degrees
+MARGIN = 6  # free pixels between two boxes, and between a box and the picture's edge
+CLEAR_AXIS = 1.4  # one object is beside (or above) another only if that axis dominates by this factor
+MIN_CONTRAST = 34  # least distance in CIE Lab between an object and any tone of its background
+SUPERSAMPLE = 4  # masks are drawn this much larger, then averaged: smooth edges
+
+GRID = np.mgrid[:SIZE, :SIZE].astype(np.float32)  # y and x of every pixel
+
+# ------------------------------------------------------------------------------------------ drawing
+
+
+def _outline(shape):
+    """The corners of a shape, (n, 2), in any scale, y pointing down."""
+    turn = 2 * np.pi * np.arange(72) / 72
+    if shape in ("circle", "ring"):
+        return np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    if shape == "square":
+        return np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], float)
+    if shape == "triangle":
+        return np.array([(0, -1), (0.93, 0.7), (-0.93, 0.7)])
+    if shape == "star":
+        angle = np.pi * np.arange(10) / 5 - np.pi / 2
+        radius = np.where(np.arange(10) % 2, 0.44, 1.0)
+        return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    if shape == "cross":
+        a = 0.34
+        return np.array([(-a, -1), (a, -1), (a, -a), (1, -a), (1, a), (a, a),
+                         (a, 1), (-a, 1), (-a, a), (-1, a), (-1, -a), (-a, -a)])
+    if shape == "heart":
+        y = 13 * np.cos(turn) - 5 * np.cos(2 * turn) - 2 * np.cos(3 * turn) - np.cos(4 * turn)
+        return np.stack([16 * np.sin(turn) ** 3, -y], axis=1)
+    raise ValueError(f"unknown shape {shape!r}")
+
+
+def _draw_mask(shape, side, degrees):
+    """A shape turned by ``degrees``, its longer side ``side`` pixels: coverage (h, w) in 0..1, cut tight."""
+    turn = np.deg2rad(degrees)
+    points = _outline(shape) @ np.array([(np.cos(turn), np.sin(turn)), (-np.sin(turn), np.cos(turn))])
+    points -= points.min(axis=0)
+    points *= side * SUPERSAMPLE / points.max()
+    pixels = int(np.ceil(side)) + 1
+    large = Image.new("L", (pixels * SUPERSAMPLE, pixels * SUPERSAMPLE))
+    pen = ImageDraw.Draw(large)
+    pen.polygon([tuple(p) for p in points], fill=255)
+    if shape == "ring":
+        hole = (points - points.max(axis=0) / 2) * 0.56 + points.max(axis=0) / 2
+        pen.polygon([tuple(p) for p in hole], fill=0)
+    mask = np.asarray(large.reduce(SUPERSAMPLE), dtype=np.float32) / 255
+    rows, columns = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    return mask[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
+
+
+def _jittered_color(rng, color):
+    """An RGB colour (3,), 0..1, that anyone would still call ``color``."""
+    hue, saturation, value = np.array(COLORS[color]) + rng.uniform(-1, 1, 3) * COLOR_JITTER
+    return np.array(colorsys.hsv_to_rgb(hue % 360 / 360, np.clip(saturation, 0, 1), np.clip(value, 0, 1)),
+                    np.float32)
+
+
+def _centre(box):
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+
+
+def relation(box, other):
+    """Where ``box`` lies seen from ``other``: "left", "right", "above" or "below"; None if it is unclear."""
+    (x, y), (other_x, other_y) = _centre(box), _centre(other)
+    dx, dy = x - other_x, y - other_y
+    if abs(dx) > CLEAR_AXIS * abs(dy):
+        return "left" if dx < 0 else "right"
+    if abs(dy) > CLEAR_AXIS * abs(dx):
+        return "above" if dy < 0 else "below"
+    return None
+
+
+def _place(rng, masks, pair):
+    """Boxes for the masks: apart from each other, in clear relations; None if many random layouts all fail.
+
+    :param pair: True if the first two objects are alike; a third must then lie on one side of both
+    """
+    sides = np.array([mask.shape[::-1] for mask in masks])
+    start = rng.integers(MARGIN, SIZE - MARGIN - sides + 1, (400, len(masks), 2))  # (layout, object, x and y)
+    good = np.ones(len(start), bool)
+    for a, b in combinations(range(len(masks)), 2):
+        gap = np.maximum(start[:, a] - start[:, b] - sides[b], start[:, b] - start[:, a] - sides[a])
+        good &= gap.max(axis=1) >= MARGIN
+    for layout in start[good]:
+        boxes = np.concatenate([layout, layout + sides], axis=1).tolist()
+        seen = [relation(box, other) for box, other in combinations(boxes, 2)]
+        if all(seen) and not (pair and len(boxes) == 3 and seen[1] != seen[2]):
+            return boxes
+    return None
+
+
+def _plan_objects(rng):
+    """One to three objects with shape, color, size, mask (h, w), box and rgb (3,)."""
+    number = int(rng.integers(1, 4))
+    pair = number > 1 and rng.random() < PAIR_SHARE
+    kinds = rng.choice(len(SHAPES) * len(COLORS), number - pair, replace=False)  # never alike by chance
+    kinds = [(SHAPES[kind % len(SHAPES)], list(COLORS)[kind // len(SHAPES)]) for kind in kinds]
+    kinds = kinds[:1] * pair + kinds
+    while True:
+        sizes = ["large" if rng.random() < LARGE_SHARE else "small" for _ in kinds]
+        if pair:
+            sizes[1] = sizes[0]
+        masks = [_draw_mask(shape, SIZE * rng.uniform(*SIZES[size]), rng.uniform(-MAX_TURN, MAX_TURN))
+                 for (shape, _), size in zip(kinds, sizes, strict=True)]
+        boxes = _place(rng, masks, pair)
+        if boxes:
+            break
+    objects = [{"shape": shape, "color": color, "size": size, "box": box, "mask": mask,
+                "rgb": _jittered_color(rng, color)}
+               for (shape, color), size, box, mask in zip(kinds, sizes, boxes, masks, strict=True)]
+    return sorted(objects, key=lambda item: sum(_centre(item["box"])))
+
+
+def _waves(angle, period, phase):
+    """Signed distance in pixels (256, 256) to the borders of bands ``period / 2`` wide at ``angle``."""
+    y, x = GRID
+    along = (x * math.cos(angle) + y * math.sin(angle)) / period + phase
+    return (0.25 - abs(along % 1 - 0.5)) * period
+
+
+def _pattern(rng, kind):
+    """How much of the second tone shows at each pixel, (256, 256) in 0..1."""
+    angle, phase, other_phase = rng.uniform(0, math.pi), rng.random(), rng.random()
+    if kind == "plain":
+        return np.zeros((SIZE, SIZE), np.float32)
+    if kind == "shaded":
+        y, x = GRID
+        ramp = x * math.cos(2 * angle) + y * math.sin(2 * angle)
+        return (ramp - ramp.min()) / (ramp.max() - ramp.min())
+    if kind == "striped":
+        return np.clip(_waves(angle, rng.uniform(20, 40), phase) + 0.5, 0, 1)
+    if kind == "checkered":
+        tilt, period = math.radians(rng.uniform(-10, 10)), rng.uniform(36, 60)
+        a = np.clip(_waves(tilt, period, phase) + 0.5, 0, 1)
+        b = np.clip(_waves(tilt + math.pi / 2, period, other_phase) + 0.5, 0, 1)
+        return a + b - 2 * a * b
+    if kind == "dotted":
+        spacing = rng.uniform(20, 32)
+        y, x = GRID
+        u, v = (x / spacing + phase) % 1 - 0.5, (y / spacing + other_phase) % 1 - 0.5
+        return np.clip(spacing * (0.26 - np.hypot(u, v)) + 0.5, 0, 1)
+    if kind == "cloudy":
+        clouds = sum(weight * np.asarray(Image.fromarray(rng.random((cells, cells)).astype(np.float32))
+                                         .resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+                     for cells, weight in ((6, 1.0), (14, 0.5), (40, 0.25)))
+        return (clouds - clouds.min()) / (clouds.max() - clouds.min())
+    raise ValueError(f"unknown background {kind!r}")
+
+
+def _draw_background(rng, object_colors):
+    """A muted background that hides none of the objects: its kind and (256, 256, 3) float, 0..1."""
+    kind = BACKGROUNDS[rng.integers(len(BACKGROUNDS))]
+    taken = rgb2lab(np.array(object_colors))
+    while True:
+        lightness = rng.uniform(30, 88)
+        lightness = np.array([lightness, lightness + rng.choice([-1, 1]) * rng.uniform(12, 24)])
+        chroma, hue = rng.uniform(0, 14), rng.uniform(0, 2 * np.pi) + rng.uniform(-0.6, 0.6, 2)
+        tones = np.stack([lightness, chroma * np.cos(hue), chroma * np.sin(hue)], axis=1)
+        between = np.linspace(tones[0], tones[1], 5)
+        contrast = np.linalg.norm(between[:, None] - taken, axis=2)
+        if lightness.min() >= 25 and lightness.max() <= 92 and contrast.min() >= MIN_CONTRAST:
+            break
+    first, second = lab2rgb(tones).astype(np.float32)
+    return kind, first + (second - first) * _pattern(rng, kind)[..., None]
+
+
+def _paint(canvas, item):
+    """Lay one object over ``canvas`` (256, 256, 3), in place."""
+    x0, y0, x1, y1 = item["box"]
+    canvas[y0:y1, x0:x1] += (item["rgb"] - canvas[y0:y1, x0:x1]) * item["mask"][..., None]
+
+
+def draw_scene(rng):
+    """Draw one random picture; nothing is written.
+
+    :param rng: numpy Generator; the picture depends on nothing else
+    :return: image (256, 256, 3) uint8 and the scene: ``{"background": kind, "objects": [...]}``, each object
+        ``{"shape", "color", "size", "box"}``, box ``[x0, y0, x1, y1]`` in pixels, right and bottom exclusive;
+        objects go from the top left to the bottom right
+    """
+    objects = _plan_objects(rng)
+    kind, canvas = _draw_background(rng, [item["rgb"] for item in objects])
+    for item in objects:
+        _paint(canvas, item)
+    image = np.round(canvas.clip(0, 1) * 255).astype(np.uint8)
+    return image, {"background": kind,
+                   "objects": [{key: item[key] for key in ("shape", "color", "size", "box")}
+                               for item in objects]}
+
+
+# ----------------------------------------------------------------------------------------- captions
+
+# The first word of each row is the usual one.
+SHAPE_WORDS = {"circle": ("circle", "disc"), "square": ("square", "box"), "triangle": ("triangle",),
+               "star": ("star",), "cross": ("cross", "plus"), "ring": ("ring", "hoop"), "heart": ("heart",)}
+SIZE_WORDS = {"small": ("small", "little"), "large": ("large", "big")}
+RELATION_WORDS = {"left": ("to the left of", "left of", "on the left of"),
+                  "right": ("to the right of", "right of", "on the right of"),
+                  "above": ("above", "over"), "below": ("below", "under")}
+PAIR_WORDS = {"left": ("side by side",),
+              "above": ("one above the other", "one over the other")}
+OPENINGS = {1: ("there is", "", "the picture shows", "we see"),
+            2: ("there are", "", "the picture shows", "we see")}
+NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4}
+OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
+# How often captions take the usual choice. These shares set how well a speaker who always takes it can score:
+# BLEU-4 is then about 0.87 against the five captions.
+USUAL_WORD = 0.64
+USUAL_OPENING = 0.5
+BACKWARD_SHARE = 0.4  # captions that begin with the last object
+WITH_SHARE = 0.4  # captions that say "a star with a ring below it" rather than "a star above a ring"
+BACKGROUND_SHARE = 0.4  # captions that mention the background
+
+
+def _plural(word):
+    return word + ("es" if word.endswith(("s", "x")) else "s")
+
+
+SHAPE_OF_WORD = {form: shape for shape, words in SHAPE_WORDS.items()
+                 for word in words for form in (word, _plural(word))}
+
+
+def write_caption(scene, rng=None):
+    """One true caption of a scene: every object with size, colour and shape, and how they lie.
+
+    :param scene: as from :func:`draw_scene`
+    :param rng: numpy Generator that chooses words and order; None: the usual choice everywhere
+    :return: lowercase words joined by spaces, no punctuation
+    """
+
+    def chance(share):
+        return rng is not None and rng.random() < share
+
+    def pick(words, usual=USUAL_WORD):
+        return words[rng.integers(1, len(words))] if len(words) > 1 and chance(1 - usual) else words[0]
+
+    def describe(group):
+        item = group[0]
+        shape, size = pick(SHAPE_WORDS[item["shape"]]), pick(SIZE_WORDS[item["size"]])
+        if len(group) == 2:
+            return f"two {size} {item['color']} {_plural(shape)}"
+        return f"a {size} {item['color']} {shape}"
+
+    groups = {}  # objects of one colour and shape are mentioned together
+    for item in scene["objects"]:
+        groups.setdefault((item["color"], item["shape"]), []).append(item)
+    # From the top left to the bottom right: the first is then always to the left of or above the others.
+    groups = sorted(groups.values(), key=lambda group: np.mean([sum(_centre(item["box"])) for item in group]))
+    first = groups.pop(-1 if chance(BACKWARD_SHARE) else 0)
+    rest = groups[::-1] if chance(BACKWARD_SHARE) else groups
+
+    words = [pick(OPENINGS[len(first)], USUAL_OPENING), describe(first)]
+    if len(first) == 2 and not rest:
+        words.append(pick(PAIR_WORDS[relation(first[0]["box"], first[1]["box"])]))
+    turned, it = bool(rest) and chance(WITH_SHARE), "it" if len(first) == 1 else "them"
+    parts = []  # others in the same place share one relation: "above a ring and a heart"
+    for place, others in groupby(rest, key=lambda group: relation(first[0]["box"], group[0]["box"])):
+        named = " and ".join(describe(group) for group in others)
+        if turned:
+            parts.append(f"{named} {pick(RELATION_WORDS[OPPOSITE[place]])} {it}")
+        else:
+            parts.append(f"{pick(RELATION_WORDS[place])} {named}")
+    words += ["with" if turned else "", " and ".join(parts)]
+    if chance(BACKGROUND_SHARE):
+        words.append(f"on a {scene['background']} background")
+    return " ".join(word for word in words if word)
+
+
+def write_captions(scene, rng):
+    """Five captions of a scene, no two the same."""
+    captions = []
+    while len(captions) < CAPTIONS_PER_IMAGE:
+        caption = write_caption(scene, rng)
+        if caption not in captions:
+            captions.append(caption)
+    return captions
+
+
+# ----------------------------------------------------------------------------------------- the files
+
+
+def generate_shapes(output_folder, train=1000, val=150, test=150, seed=0):
+    """Draw a data set in Karpathy's format: ``images/*.png`` and ``dataset_shapes.json``.
+
+    The JSON file is written last, so it stands for a complete set. A set already there with the same settings
+    is kept; one with other settings is replaced.
+
+    :param output_folder: made if need be
+    :param train: number of pictures in the split; likewise ``val`` and ``test``
+    :param seed: 0 or more; every picture depends on (seed, split, index) alone
+    :return: path of the JSON file
+    :raises ValueError: for a negative number, or no picture at all
+    :raises OSError: if the folder cannot be written
+    """
+    counts = {"train": train, "val": val, "test": test}
+    for name, value in {**counts, "seed": seed}.items():
+        if value < 0:
+            raise ValueError(f"{name} must be 0 or more, not {value}")
+    if not sum(counts.values()):
+        raise ValueError("train, val and test are all 0: ask for at least one picture")
+
+    folder = Path(output_folder) / "images"
+    json_path = Path(output_folder) / JSON_NAME
+    settings = {"dataset": "shapes", "version": VERSION, "seed": seed, "counts": counts}
+    names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
+    if _is_complete(json_path, settings, folder, names):
+        return json_path
+
+    folder.mkdir(parents=True, exist_ok=True)
+    json_path.unlink(missing_ok=True)  # from here on the set is incomplete
+    for path in folder.iterdir():
+        if re.fullmatch(r"(train|val|test)_\d{5,}\.png", path.name) and path.name not in names:
+            path.unlink()
+
+    images, sentid = [], 0
+    for imgid, (name, (split, i)) in enumerate(tqdm(names.items(), desc="drawing shapes", unit="image")):
+        rng = np.random.default_rng([seed, SPLITS.index(split), i])
+        image, scene = draw_scene(rng)
+        with atomic_path(folder / name) as temporary:
+            Image.fromarray(image).save(temporary, format="PNG", compress_level=1)
+        sentences = [{"tokens": caption.split(), "raw": caption, "imgid": imgid, "sentid": sentid + k}
+                     for k, caption in enumerate(write_captions(scene, rng))]
+        sentid += len(sentences)
+        images.append({"filepath": "images", "filename": name, "split": split, "imgid": imgid,
+                       "sentids": [sentence["sentid"] for sentence in sentences], "sentences": sentences,
+                       **scene})
+    with atomic_path(json_path) as temporary:
+        temporary.write_text(json.dumps({**settings, "images": images}), encoding="utf-8")
+    return json_path
+
+
+def _is_complete(json_path, settings, folder, names):
+    try:
+        found = json.loads(json_path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return False
+    same = isinstance(found, dict) and {key: found.get(key) for key in settings} == settings
+    return same and folder.is_dir() and set(names) <= {path.name for path in folder.iterdir()}
+
+
+# ---------------------------------------------------------------------------- judging a caption
+
+
+def _mentions(tokens):
+    """(position, number, color, shape) of every shape word; color is None where none was said."""
+    found, number, color = [], 1, None
+    for position, token in enumerate(tokens):
+        if token in NUMBERS:
+            number, color = NUMBERS[token], None
+        elif token in COLORS:
+            color = token
+        elif token in SHAPE_OF_WORD:
+            found.append((position, number, color, SHAPE_OF_WORD[token]))
+            number, color = 1, None
+    return found
+
+
+def shape_words(tokens):
+    """The shape words of a caption: list of (position, color, shape), synonyms and plurals made canonical.
+
+    ``color`` is None for a shape named without a colour.
+    """
+    return [(position, color, shape) for position, _, color, shape in _mentions(tokens)]
+
+
+def named_objects(tokens):
+    """How often a caption names each (color, shape): Counter; "two red discs" -> {("red", "circle"): 2}.
+
+    A shape without a colour counts under (None, shape), a shape without a number once.
+    """
+    counter = Counter()
+    for _, number, color, shape in _mentions(tokens):
+        counter[color, shape] += number
+    return counter
+
+
+def names_every_object(tokens, objects):
+    """True if a caption names exactly the objects of a scene: no more, no fewer, each in its colour.
+
+    :param tokens: list of words
+    :param objects: list of ``{"color", "shape", ...}``
+    """
+    return named_objects(tokens) == Counter((item["color"], item["shape"]) for item in objects)
+
+
+def attention_hits(tokens, alphas, objects):
+    """Pointing game: does the attention peak lie in the box of the object that is being named?
+
+    A shape word is a hit if the centre of the map's highest cell (the first one, on ties) lies within the box
+    of an object of that colour and shape. A word that names something not in the scene is a miss.
+
+    :param tokens: list of words
+    :param alphas: (len(tokens), h, w), one attention map per word; array or CPU tensor
+    :param objects: the scene's objects, boxes in pixels of the 256 x 256 picture
+    :return: hits, words, chance. ``chance`` is the number of hits to expect from a peak anywhere at random:
+        the sum over words of the area share of the boxes that count. A word that names nothing adds the
+        scene's mean box share, so that a wrong caption does not make the comparison easier.
+    :raises ValueError: if alphas do not fit the tokens
+    """
+    alphas = np.asarray(alphas)
+    if alphas.ndim != 3 or len(alphas) != len(tokens):
+        raise ValueError(f"alphas must be (len(tokens), h, w) = ({len(tokens)}, h, w), not {alphas.shape}")
+    _, h, w = alphas.shape
+    share = [(x1 - x0) * (y1 - y0) / SIZE**2 for x0, y0, x1, y1 in (item["box"] for item in objects)]
+    hits, words, chance = 0, 0, 0.0
+    for position, color, shape in shape_words(tokens):
+        words += 1
+        wanted = [n for n, item in enumerate(objects) if (item["color"], item["shape"]) == (color, shape)]
+        chance += sum(share[n] for n in wanted) if wanted else float(np.mean(share))
+        i, j = divmod(int(alphas[position].argmax()), w)
+        x, y = (j + 0.5) / w * SIZE, (i + 0.5) / h * SIZE
+        boxes = [objects[n]["box"] for n in wanted]
+        hits += any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in boxes)
+    return hits, words, chance
+
+
+def judge_captions(captions, json_path):
+    """Check the captions of a whole split against what was drawn.
+
+    :param captions: list of dicts of ``evaluate.caption_split``: ``name``, ``caption``, ``alphas`` (or None)
+    :param json_path: the data set's JSON file
+    :return: dict: ``images``; ``named``, share of captions that name every object in its colour and nothing
+        else; ``pointing`` and ``chance``, share of shape words whose attention peaks in the box of the object
+        named, and what random peaks would reach (both None without attention); None for a data set whose
+        objects nobody knows
+    """
+    if not Path(json_path).exists():
+        return None
+    images = json.loads(Path(json_path).read_text(encoding="utf-8"))["images"]
+    objects = {f"{image['filepath']}/{image['filename']}": image["objects"] for image in images}
+    named = sum(names_every_object(c["caption"], objects[c["name"]]) for c in captions)
+    tried = [attention_hits(c["caption"], c["alphas"], objects[c["name"]])
+             for c in captions if c["alphas"] is not None and c["caption"]]
+    hits, words, chance = (sum(column) for column in zip(*tried, strict=True)) if tried else (0, 0, 0)
+    return {"images": len(captions), "named": named / max(len(captions), 1),
+            "pointing": hits / words if words else None, "chance": chance / words if words else None}
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description="Draw the data set of coloured shapes.")
+    parser.add_argument("--output", required=True, help="folder of the data set")
+    for split, number in (("train", 1000), ("val", 150), ("test", 150)):
+        parser.add_argument(f"--{split}", type=int, default=number, help=f"pictures (default {number})")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    try:
+        path = generate_shapes(args.output, args.train, args.val, args.test, args.seed)
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"cannot write to {args.output}: {error.strerror or error}; choose another --output")
+    print(f"complete: {path}")
+
+
+if __name__ == "__main__":
+    main()

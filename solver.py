@@ -1,0 +1,320 @@
+"""Training and validation: one loop, every setting visible.
+
+>>> history = train(dict(data_folder='data/shapes', data_name='shapes_5_cap_per_img_5_min_word_freq'))
+"""
+
+import difflib
+import json
+import math
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
+
+from beam_search import SPECIAL_WORDS, greedy_search
+from checkpoints import (
+    build_model,
+    checkpoint_paths,
+    decoder_name,
+    read_checkpoint,
+    restore_model,
+    restore_random_states,
+    save_checkpoint,
+)
+from datasets import CaptionDataset, load_word_map
+from features import encode_images
+from metrics import bleu
+from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
+
+DEFAULTS = dict(
+    # data
+    data_folder='data/shapes',      # folder with the files of create_input_files
+    data_name='shapes_5_cap_per_img_5_min_word_freq',  # base name of these files
+    # model
+    attention=True,                 # DecoderWithAttention, or DecoderWithRNN
+    encoder='resnet101',            # backbone, see encoders.load_backbone
+    encoder_weights='DEFAULT',      # trained weights, None for random ones, or a file
+    encoder_stride=None,            # cut the backbone at this stride
+    encoded_image_size=14,          # pool the grid to 14 x 14; None keeps the native one
+    embed_dim=512,                  # length of a word vector
+    attention_dim=512,              # length of the vectors that attention compares
+    decoder_dim=512,                # length of the LSTM's states
+    dropout=0.5,                    # on the hidden state, before the vocabulary layer
+    # training
+    device=None,                    # 'cuda', 'cpu', ...; None takes the GPU if there is one
+    epochs=120,                     # at most
+    batch_size=32,                  # captions
+    workers=0,                      # processes that load data
+    encoder_lr=1e-4,                # learning rates of Adam
+    decoder_lr=4e-4,
+    grad_clip=5.0,                  # each gradient entry is clipped to +- this
+    alpha_c=1.0,                    # weight of the doubly stochastic attention penalty
+    fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
+    cache_features=True,            # a frozen encoder sees each image once; False: at every caption
+    seed=0,
+    # files and output
+    output_folder='runs',           # checkpoints and history go here
+    checkpoint=None,                # checkpoint to go on from
+    print_freq=10,                  # batches between two updates of the progress bar's figures
+)
+DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BLEU-4
+KEPT_IN_CHECKPOINT = ('start_epoch', 'epochs_since_improvement', 'best_bleu4')
+
+
+def check_settings(cfg):
+    """Fill in the defaults and refuse what cannot be.
+
+    :param cfg: dict of settings, see ``DEFAULTS``
+    :return: complete dict with ``device`` decided
+    :raises ValueError: an unknown setting, or an impossible value; the message names it
+    """
+    for name in cfg:
+        if name in KEPT_IN_CHECKPOINT:
+            raise ValueError(f'setting {name!r} is kept in the checkpoint: take it out of cfg')
+        if name not in DEFAULTS:
+            close = difflib.get_close_matches(name, DEFAULTS, n=1)
+            hint = f'; did you mean {close[0]!r}?' if close else f'; known are {", ".join(DEFAULTS)}'
+            raise ValueError(f'unknown setting {name!r}{hint}')
+    cfg = {**DEFAULTS, **cfg}
+
+    def require(name, kind, good, wanted):
+        value = cfg[name]
+        right = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+        if not (right and good(value)):
+            raise ValueError(f'setting {name!r} is {value!r}; it must be {wanted}')
+
+    for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq'):
+        require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
+    for name in ('workers', 'seed'):
+        require(name, int, lambda v: v >= 0, 'a whole number of at least 0')
+    for name in ('encoder_lr', 'decoder_lr'):
+        require(name, (int, float), lambda v: 0 < v < math.inf, 'a number above 0')
+    require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
+    require('alpha_c', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
+    require('dropout', (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
+    for name in ('attention', 'fine_tune_encoder', 'cache_features'):
+        require(name, bool, lambda v: True, 'True or False')
+    for name in ('encoder_stride', 'encoded_image_size'):
+        require(name, (int, type(None)), lambda v: v is None or v >= 1, 'a whole number of at least 1, or None')
+    for name in ('data_folder', 'output_folder'):
+        require(name, (str, Path), lambda v: True, 'a folder')
+        cfg[name] = str(cfg[name])
+    require('data_name', str, lambda v: True, "the files' base name")
+    require('encoder', (str, type(None)), lambda v: True, 'a name')
+    for name in ('encoder_weights', 'checkpoint'):
+        require(name, (str, Path, type(None)), lambda v: True, 'a file, or None')
+        cfg[name] = cfg[name] and str(cfg[name])
+    cfg['device'] = str(cfg['device'] or ('cuda' if torch.cuda.is_available() else 'cpu'))
+    try:
+        torch.empty(1, device=cfg['device'])
+    except Exception as error:  # torch and its devices report this in many ways
+        raise ValueError(f"setting 'device' is {cfg['device']!r}, which this machine does not have: "
+                         f'{str(error).splitlines()[0]}') from error
+    return cfg
+
+
+def train(cfg, encoder=None):
+    """Train a decoder (and, fine-tuning, the encoder) and leave checkpoints and history.
+
+    Files in ``output_folder``: ``checkpoint_{data_name}_{NoAttention,Attention}.pth.tar`` after each epoch,
+    ``BEST_checkpoint_{NoAttention,Attention}.pth.tar`` at the best greedy BLEU-4 so far, and
+    ``history_{NoAttention,Attention}.json``. A training that was stopped goes on from ``checkpoint`` as if it
+    never had been.
+
+    :param cfg: settings, see ``DEFAULTS``
+    :param encoder: a module of your own from (n, 3, H, W) to (n, channels, h, w); ``cfg['encoder']`` is ignored
+    :return: history, a list with a dict per epoch
+    :raises ValueError: settings or a checkpoint that cannot be
+    :raises FloatingPointError: the loss is not a number any more
+    """
+    cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
+    seed_everything(cfg['seed'])
+    word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
+    model = build_model(cfg, word_map, encoder)
+    model.encoder.fine_tune(cfg['fine_tune_encoder'])
+    optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters(), lr=cfg['decoder_lr'])}
+    if cfg['fine_tune_encoder']:
+        open_layers = [p for p in model.encoder.parameters() if p.requires_grad]
+        optimizers['encoder'] = torch.optim.Adam(open_layers, lr=cfg['encoder_lr'])
+
+    progress = dict(epoch=0, best_bleu4=-1.0, epochs_since_improvement=0)
+    if cfg['checkpoint']:
+        progress = resume(model, optimizers, cfg['checkpoint'])
+    train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
+    latest, best = checkpoint_paths(cfg)
+    best.parent.mkdir(parents=True, exist_ok=True)
+
+    for epoch in range(progress['epoch'] + 1, cfg['epochs'] + 1):
+        idle = progress['epochs_since_improvement']
+        if idle >= STOP_AFTER:
+            print(f'No better BLEU-4 for {STOP_AFTER} epochs: stop.')
+            break
+        if idle > 0 and idle % DECAY_AFTER == 0:
+            for optimizer in optimizers.values():
+                for group in optimizer.param_groups:
+                    group['lr'] *= DECAY
+            print(f"No better BLEU-4 for {idle} epochs: learning rate {group['lr']:.2e}.")
+
+        start = time.perf_counter()
+        train_scores = train_epoch(model, train_data, optimizers, epoch)
+        val_scores = validate(model, val_data)
+        seconds = time.perf_counter() - start
+        print(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
+              f"BLEU-4 - {val_scores['bleu4']:.3f}")
+        print(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}   ({seconds:.0f} s)")
+
+        improved = val_scores['greedy_bleu4'] > progress['best_bleu4']
+        progress = dict(epoch=epoch, best_bleu4=max(val_scores['greedy_bleu4'], progress['best_bleu4']),
+                        epochs_since_improvement=0 if improved else idle + 1)
+        model.history.append(dict(
+            epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
+            **{f'val_{name}': score for name, score in val_scores.items()},
+            decoder_lr=optimizers['decoder'].param_groups[0]['lr'], seconds=seconds))
+        save_checkpoint([best, latest] if improved else [latest], model, optimizers, progress)
+        with atomic_path(best.with_name(f'history_{decoder_name(cfg)}.json')) as temporary:
+            temporary.write_text(json.dumps(model.history, indent=1))
+    return model.history
+
+
+def train_epoch(model, dataset, optimizers, epoch):
+    """One pass over the training captions.
+
+    :return: dict with the mean ``loss`` per word and the ``top5`` accuracy in percent
+    :raises FloatingPointError: the loss is not a number any more
+    """
+    cfg, encoder, decoder = model.settings, model.encoder, model.decoder
+    encoder.train()  # what is frozen stays in eval(), see models.Encoder.train
+    decoder.train()
+    # the order depends on seed and epoch alone, so a resumed training sees the same batches
+    shuffle = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
+    # batch norm cannot take a last batch of one caption
+    loader = _loader(model, dataset, shuffle=True, generator=shuffle,
+                     drop_last=len(dataset) % cfg['batch_size'] == 1 < len(dataset))
+    losses, top5 = AverageMeter(), AverageMeter()
+    bar = tqdm(loader, desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
+    for i, (images, captions, caplens) in enumerate(bar):
+        encoder_out = encode(model, images)
+        captions = captions.to(cfg['device'], non_blocking=True)
+        loss, correct, words = caption_loss(decoder(encoder_out, captions, caplens), cfg['alpha_c'])
+        for optimizer in optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for optimizer in optimizers.values():
+            if cfg['grad_clip']:
+                nn.utils.clip_grad_value_(optimizer.param_groups[0]['params'], cfg['grad_clip'])
+            optimizer.step()
+
+        value = loss.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(f'the loss is {value} in epoch {epoch}, batch {i}: lower decoder_lr, or look '
+                                     'for a division or logarithm in your models.py')
+        losses.update(value, words)
+        top5.update(correct, words)
+        if i % cfg['print_freq'] == 0:
+            bar.set_postfix(loss=f'{losses.avg:.3f}', top5=f'{top5.avg:.1f}%')
+    return dict(loss=losses.avg, top5=top5.avg)
+
+
+def caption_loss(decoded, alpha_c):
+    """Cross-entropy per word, plus the doubly stochastic penalty if the decoder attends.
+
+    L = -log p(y | x) + alpha_c * sum over pixels of (1 - sum over words of alpha)^2
+    (*Show, Attend and Tell*, eq. 14; the mean over pixels and captions is taken here).
+
+    :param decoded: what the decoder's ``forward`` returns
+    :param alpha_c: weight of the penalty
+    :return: loss, top-5 accuracy in percent, number of words
+    """
+    scores, captions, decode_lengths, *alphas, _ = decoded
+    # the words to predict start after <start>; packing leaves out everything past a caption's end
+    targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
+    scores = pack_padded_sequence(scores, decode_lengths, batch_first=True).data
+    loss = nn.functional.cross_entropy(scores, targets)
+    for alpha in alphas:
+        loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean()
+    return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
+
+
+@torch.no_grad()
+def validate(model, dataset):
+    """Loss, top-5 accuracy and BLEU-4 on a validation split.
+
+    ``bleu4`` is teacher-forced: each word is guessed after the *true* words before it, which no caption of a new
+    picture can have. ``greedy_bleu4`` lets the decoder read its own words, each image once.
+
+    :return: dict with ``loss``, ``top5`` (percent), ``bleu4``, ``greedy_bleu4`` (0 to 1)
+    """
+    cfg, word_map = model.settings, model.word_map
+    special = {word_map[word] for word in SPECIAL_WORDS}
+    model.encoder.eval()
+    model.decoder.eval()
+    losses, top5 = AverageMeter(), AverageMeter()
+    guesses, references = [], []
+    for images, captions, caplens, _ in tqdm(_loader(model, dataset), desc='validate', unit='batch', leave=False):
+        decoded = model.decoder(encode(model, images), captions.to(cfg['device']), caplens)
+        loss, correct, words = caption_loss(decoded, cfg['alpha_c'])
+        losses.update(loss.item(), words)
+        top5.update(correct, words)
+        scores, _, decode_lengths, *_, sort_ind = decoded
+        numbers = (len(guesses) + sort_ind.cpu()).tolist()  # the decoder has sorted the batch
+        guesses += [[w for w in row[:length] if w not in special]
+                    for row, length in zip(scores.argmax(dim=2).tolist(), decode_lengths, strict=True)]
+        references += [dataset.references[number // dataset.cpi] for number in numbers]
+    guesses = [model.words(guess) for guess in guesses]
+
+    greedy = []
+    for images, *_ in tqdm(_loader(model, Subset(dataset, dataset.first_captions)), desc='greedy captions',
+                           unit='batch', leave=False):
+        greedy += greedy_search(model.decoder, encode(model, images), word_map)
+    greedy = [model.words(found.words) for found in greedy]
+    return dict(loss=losses.avg, top5=top5.avg, bleu4=bleu(references, guesses)['BLEU-4'],
+                greedy_bleu4=bleu(dataset.references, greedy)['BLEU-4'])
+
+
+def encode(model, images):
+    """A batch of uint8 images, or of native grids from ``features.encode_images``, to the decoder's input.
+
+    :return: (batch_size, h, w, encoder_dim) float
+    """
+    images = images.to(model.settings['device'], non_blocking=True)
+    if images.dtype == torch.uint8:
+        return model.encoder(images)
+    return model.encoder.resize(images.float())
+
+
+def resume(model, optimizers, path):
+    """Load a checkpoint into model and optimizers, the random states and the history.
+
+    :return: its progress: dict of ``epoch``, ``best_bleu4``, ``epochs_since_improvement``
+    :raises ValueError: a checkpoint of another vocabulary, model or encoder
+    """
+    state = read_checkpoint(path)
+    if state['word_map'] != model.word_map:
+        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
+    restore_model(model, state, path)
+    for name, optimizer in optimizers.items():
+        if name in state['optimizers']:
+            optimizer.load_state_dict(state['optimizers'][name])
+    model.history = state['history']
+    restore_random_states(state['random_states'])
+    return state['progress']
+
+
+def caption_dataset(model, split, data_folder=None, data_name=None):
+    """A split's ``CaptionDataset``, with the encoder's features in place of images if it is frozen."""
+    cfg = model.settings
+    data_folder, data_name = data_folder or cfg['data_folder'], data_name or cfg['data_name']
+    features = None
+    if cfg['cache_features'] and not cfg['fine_tune_encoder']:
+        features = encode_images(model.encoder, data_folder, data_name, split, cfg['device'])
+    return CaptionDataset(data_folder, data_name, split, features=features)
+
+
+def _loader(model, dataset, **options):
+    cfg = model.settings
+    return DataLoader(dataset, cfg['batch_size'], num_workers=cfg['workers'],
+                      pin_memory=cfg['device'].startswith('cuda'), **options)
