@@ -86,6 +86,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     :param max_len: longest caption in words
     :return: per image the best finished :class:`Hypothesis`, or the best unfinished one if none ended
     :raises ValueError: beam_size < 1
+    :raises FloatingPointError: the decoder's scores are not numbers
     """
     if beam_size < 1:
         raise ValueError(f'beam_size is {beam_size}; it must be at least 1')
@@ -160,6 +161,9 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             if best[i] is None:
                 j = int(score[row].argmax())
                 _keep_best(best, i, score[row, j].item(), False, sequences[row, j], alphas, row, j)
+    if None in best:
+        raise FloatingPointError("the decoder's scores are not numbers: look for a division or logarithm in your "
+                                 'models.py, or train again')
     return best
 
 

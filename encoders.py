@@ -50,20 +50,21 @@ class Coordinates(nn.Module):
 
 
 def shapes_cnn(widths=(16, 32, 64, 126)):
-    """Small CNN for the embedded shapes: four stages, 256 x 256 pixels to 16 x 16 cells of 126 + 2 channels.
+    """Small CNN for the embedded shapes: 256 x 256 pixels to 16 x 16 cells of 126 + 2 channels.
 
+    Four stages halve the grid; a dilated layer then lets each cell see 155 pixels, a whole large object.
     ``instructor/pretrain_shapes_cnn.py`` trains it to say which coloured shapes a picture holds (no boxes, no
     captions), as ImageNet classifiers are trained to say what a photo holds.
 
     :param widths: channels of each stage
     """
-    def stage(before, after):
-        return nn.Sequential(
-            nn.Conv2d(before, after, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(),
-            nn.Conv2d(after, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+    def layer(before, after, **options):
+        return nn.Conv2d(before, after, 3, bias=False, **options), nn.BatchNorm2d(after), nn.ReLU()
 
-    return nn.Sequential(*(stage(before, after) for before, after in zip((3, *widths), widths, strict=False)),
-                         Coordinates())
+    halvings = (nn.Sequential(*layer(before, after, stride=2, padding=1), *layer(after, after, padding=1))
+                for before, after in zip((3, *widths), widths, strict=False))
+    around = nn.Sequential(*layer(widths[-1], widths[-1], padding=2, dilation=2))
+    return nn.Sequential(*halvings, around, Coordinates())
 
 
 def load_backbone(encoder, weights='DEFAULT', stride=None):

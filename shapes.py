@@ -2,7 +2,7 @@
 
 Every picture depends only on (seed, split, index), so a small set is the beginning of a larger one.
 
-    python shapes.py --output data/shapes --train 1000 --val 150 --test 150 --seed 0
+    python shapes.py --output data/shapes --train 1200 --val 150 --test 150 --seed 0
 """
 
 import argparse
@@ -327,7 +327,7 @@ def write_captions(scene, rng):
 # ----------------------------------------------------------------------------------------- the files
 
 
-def generate_shapes(output_folder, train=1000, val=150, test=150, seed=0):
+def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     """Draw a data set in Karpathy's format: ``images/*.png`` and ``dataset_shapes.json``.
 
     The JSON file is written last, so it stands for a complete set. A set already there with the same settings
@@ -487,7 +487,7 @@ def judge_captions(captions, json_path):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description="Draw the data set of coloured shapes.")
     parser.add_argument("--output", required=True, help="folder of the data set")
-    for split, number in (("train", 1000), ("val", 150), ("test", 150)):
+    for split, number in (("train", 1200), ("val", 150), ("test", 150)):
         parser.add_argument(f"--{split}", type=int, default=number, help=f"pictures (default {number})")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)

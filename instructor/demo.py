@@ -11,25 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import papermill
 from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble
+from notebooks import run_notebook
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
-
-
-def run_notebook(path, **parameters):
-    """Run a notebook in its own folder, in place; what its cells print goes to the terminal as it comes.
-
-    :param path: the notebook; it keeps its outputs
-    :param parameters: values for the names in its settings cell
-    :raises papermill.exceptions.PapermillExecutionError: a cell failed
-    """
-    path = Path(path)
-    papermill.execute_notebook(
-        str(path), str(path), parameters, cwd=str(path.parent), kernel_name='python3', progress_bar=False,
-        stdout_file=sys.stdout, stderr_file=sys.stderr)
 
 
 def print_results(run_folder):
@@ -59,7 +46,7 @@ def main():
         build = assemble(arguments.models, arguments.build)
         for name in NOTEBOOKS:
             print(f'\n== {name} ==', flush=True)
-            run_notebook(build / name)
+            run_notebook(build / name, build / name)
     except ValueError as error:
         sys.exit(f'error: {error}')
     except PapermillExecutionError as error:

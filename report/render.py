@@ -8,15 +8,14 @@ import re
 import sys
 from pathlib import Path
 
-import nbformat
-import papermill
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from papermill.exceptions import PapermillExecutionError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from utils import atomic_path  # noqa: E402  the folder above has to be on the path first
+from notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
+from utils import atomic_path  # noqa: E402
 
 FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
 OUTSIDE = re.compile(r'''<(script|link)\b[^>]*\b(src|href)=["']https?:[^>]*>(\s*</script>)?''')
@@ -30,29 +29,21 @@ def mathml(text):
 
 
 def render(notebook_path=HERE / 'report.ipynb', html_path=HERE / 'report.html', run_folder=None):
-    """Execute the report in its folder and write the page.
+    """Execute the report in its folder and write the page; the notebook itself stays as it is.
 
     :param run_folder: folder with the files of the runs, relative to the report's; None takes the notebook's
     :return: path of the page
     :raises papermill.exceptions.PapermillExecutionError: a cell failed
     """
-    html_path = Path(html_path)
-    with atomic_path(html_path.with_suffix('.ipynb.executed')) as executed:
-        papermill.execute_notebook(
-            str(notebook_path), str(executed), dict(run_folder=str(run_folder)) if run_folder else {},
-            cwd=str(HERE), kernel_name='python3', progress_bar=dict(desc='report', unit='cell'))
-        notebook = nbformat.read(executed, as_version=4)
-        html_path.with_suffix('.ipynb.executed')
-        for cell in notebook.cells:
-            if cell.cell_type == 'markdown':
-                cell.source = mathml(cell.source)
-        notebook.cells = [cell for cell in notebook.cells if 'injected-parameters' not in cell.metadata.get('tags', [])]
-        page, _ = HTMLExporter(embed_images=True, exclude_input=True, exclude_output_prompt=True,
-                               mathjax_url='', require_js_url='', jquery_url='').from_notebook_node(notebook)
-        page = OUTSIDE.sub('', page)
+    notebook = run_notebook(notebook_path, **(dict(run_folder=str(run_folder)) if run_folder else {}))
+    for cell in notebook.cells:
+        if cell.cell_type == 'markdown':
+            cell.source = mathml(cell.source)
+    page, _ = HTMLExporter(embed_images=True, exclude_input=True, exclude_output_prompt=True, mathjax_url='',
+                           require_js_url='', jquery_url='').from_notebook_node(notebook)
     with atomic_path(html_path) as temporary:
-        temporary.write_text(page, encoding='utf-8')
-    return html_path
+        temporary.write_text(OUTSIDE.sub('', page), encoding='utf-8')
+    return Path(html_path)
 
 
 def main():

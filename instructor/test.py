@@ -1,0 +1,32 @@
+"""All tests: ``python -m instructor.test`` (what ``make test`` and CI run).
+
+The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
+then come the instructor's tests, which build the handout's parts and run the whole demo.
+"""
+
+import os
+import subprocess
+import sys
+
+from instructor.assemble import ROOT, assemble
+
+
+def main():
+    build = assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')
+    environment = {**os.environ, 'MPLBACKEND': 'Agg'}
+    environment.setdefault('CAPTIONING_SHARED_DATA', str(ROOT.parent / 'shared' / 'data'))
+    steps = [
+        ('lint', ROOT, ['ruff', 'check', '.']),
+        ('the lab, on the reference', build, ['pytest', 'tests']),
+        ('the instructor', ROOT, ['pytest', 'instructor/tests']),
+    ]
+    failed = []
+    for title, folder, command in steps:
+        print(f'\n== {title}: {" ".join(command)} ==', flush=True)
+        if subprocess.run([sys.executable, '-m', *command], cwd=folder, env=environment).returncode:
+            failed.append(title)
+    sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,92 @@
+"""Every notebook runs from top to bottom on a tiny data set, in a copy of the assignment."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from notebooks import run_notebook
+
+ROOT = Path(__file__).resolve().parent.parent
+PICTURES = dict(train=12, val=4, test=4)
+SIZES = dict(embed_dim=8, decoder_dim=8, epochs=1, batch_size=20)
+
+
+def training_cfg(attention):
+    return dict(attention=attention, data_folder='data/shapes', data_name='shapes_5_cap_per_img_5_min_word_freq',
+                encoder='shapes_cnn', encoded_image_size=4, output_folder='runs/shapes', device='cpu', **SIZES)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """A copy of the assignment, in which the notebooks run one after another."""
+    folder = tmp_path_factory.mktemp('assignment')
+    for pattern in ('*.py', '*.ipynb'):
+        for path in ROOT.glob(pattern):
+            shutil.copy(path, folder)
+    for name in ('report', 'weights'):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__', '*.html'))
+    return folder
+
+
+def run(folder, name, **parameters):
+    """:return: the executed notebook and all that its cells printed"""
+    notebook = run_notebook(folder / name, folder / name, **parameters)
+    outputs = [output for cell in notebook.cells for output in cell.get('outputs', [])]
+    printed = ''.join(o['text'] for o in outputs if o.output_type == 'stream' and o.name == 'stdout')
+    pictures = sum('image/png' in o.get('data', {}) for o in outputs)
+    return printed, pictures
+
+
+@pytest.mark.parametrize(('name', 'decoder'), [('train_rnn', 'NoAttention'), ('train_attention', 'Attention')])
+def test_training(folder, name, decoder):
+    printed, pictures = run(folder, f'{name}.ipynb', pictures=PICTURES, cfg=training_cfg(decoder == 'Attention'))
+    assert ' * LOSS - ' in printed and 'GREEDY BLEU-4 - ' in printed
+    assert pictures == 2  # three pictures with captions; the learning curves
+    runs = folder / 'runs' / 'shapes'
+    assert (runs / f'BEST_checkpoint_{decoder}.pth.tar').exists()
+    assert (runs / f'checkpoint_shapes_5_cap_per_img_5_min_word_freq_{decoder}.pth.tar').exists()
+    assert len(json.loads((runs / f'history_{decoder}.json').read_text())) == 1
+    assert (runs / 'figures' / f'history_{decoder}.png').stat().st_size > 10_000
+
+
+def test_test(folder):
+    printed, pictures = run(folder, 'test.ipynb', beam_sizes=[1, 2])
+    assert 'NoAttention: every object right in ' in printed
+    assert '\nAttention: every object right in ' in printed
+    assert pictures == 3  # BLEU, good captions, bad captions
+    result = json.loads((folder / 'runs/shapes/test_Attention.json').read_text())
+    assert [score['beam_size'] for score in result['scores']] == [1, 2] and len(result['captions']) == 4
+
+
+def test_caption(folder):
+    shutil.copy(folder / 'data/shapes/images/train_00003.png', folder / 'mine.png')
+    printed, pictures = run(folder, 'caption.ipynb', pictures=[1, 'mine.png'])
+    assert printed.count('log-probability') == 4
+    assert pictures == 2
+    assert (folder / 'runs/shapes/figures/attention_1.png').exists()
+
+
+def test_report(folder):
+    subprocess.run([sys.executable, 'report/render.py'], cwd=folder, check=True)
+    page = (folder / 'report/report.html').read_text(encoding='utf-8')
+    for section in ('1. How each decoder works', '2. Best settings', '3. Both models on one picture',
+                    '4. Your own improvement', '5. Comparison'):
+        assert section in page
+    assert page.count('data:image/png;base64,') >= 4
+    assert '<math' in page and '$' not in page[page.index('1. How each'):page.index('2. Best settings')]
+    # self-contained: nothing is loaded from anywhere
+    assert not re.findall(r'''<(?:script|link|img)[^>]+(?:src|href)=["'](?!data:)[^"'#][^"']*''', page)
+    assert not re.findall(r'@import|url\(["\']?https?:', page)
+    assert not [path for path in (folder / 'report').iterdir() if path.suffix not in ('.ipynb', '.py', '.html', '')]
+
+
+def test_notebooks_in_the_assignment_carry_no_outputs():
+    for path in [*ROOT.glob('*.ipynb'), *ROOT.glob('report/*.ipynb')]:
+        for cell in nbformat.read(path, as_version=4).cells:
+            assert not cell.get('outputs') and cell.get('execution_count') is None, path
