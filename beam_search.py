@@ -116,12 +116,8 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             before = score, sequences, alphas
 
             candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)
-            score, index = candidates.topk(min(k, candidates.size(1)), dim=1)
+            score, index = candidates.topk(k, dim=1)
             beam, word = index // vocab_size, index % vocab_size
-            if score.size(1) < k:  # a vocabulary smaller than the beam
-                missing = k - score.size(1)
-                score = torch.nn.functional.pad(score, (0, missing), value=-torch.inf)
-                beam, word = (torch.nn.functional.pad(x, (0, missing)) for x in (beam, word))
             # the places of finished beams are closed: only the best `places` candidates count
             score = score.masked_fill(torch.arange(k, device=device) >= places.unsqueeze(1), -torch.inf)
 

@@ -25,6 +25,7 @@ class CaptionModel:
     :ivar word_map: word -> index
     :ivar settings: the ``cfg`` of its training
     :ivar history: per epoch a dict of losses and scores
+    :ivar tuned: the encoder's weights come from a checkpoint, of a training that fine-tuned it
     """
 
     encoder: nn.Module
@@ -32,6 +33,7 @@ class CaptionModel:
     word_map: dict
     settings: dict
     history: list = field(default_factory=list)
+    tuned: bool = False
 
     @property
     def name(self):
@@ -70,15 +72,16 @@ def build_model(cfg, word_map, encoder=None):
 def save_checkpoint(paths, model, optimizers, progress):
     """Write a checkpoint to each of the paths, atomically.
 
-    A frozen encoder is kept by name and digest only; a fine-tuned one with its weights.
+    A frozen encoder is kept by name and digest only; one that is or was fine-tuned with its weights.
 
     :param optimizers: dict name -> optimizer
     :param progress: dict of plain values: epoch, best score, ...
     """
+    keep_encoder = model.settings['fine_tune_encoder'] or model.tuned
     state = dict(
         format=1, settings=model.settings, word_map=model.word_map, history=model.history, progress=progress,
         decoder=model.decoder.state_dict(),
-        encoder=model.encoder.stages.state_dict() if model.settings['fine_tune_encoder'] else None,
+        encoder=model.encoder.stages.state_dict() if keep_encoder else None,
         encoder_digest=encoder_digest(model.encoder),
         optimizers={name: optimizer.state_dict() for name, optimizer in optimizers.items()},
         random_states=random_states())
@@ -91,9 +94,9 @@ def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, or not a checkpoint of this lab"""
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-        if state['format'] == 1:
+        if isinstance(state, dict) and state['format'] == 1:
             return state
-        reason = f"it has format {state['format']}, this lab reads format 1"
+        reason = 'it has another format'
     except FileNotFoundError:
         raise ValueError(f'there is no checkpoint {path}: train first, or correct the path') from None
     except Exception as error:  # torch reports a damaged or foreign file in many ways
@@ -135,6 +138,7 @@ def restore_model(model, state, path):
         model.decoder.load_state_dict(state['decoder'])
         if state['encoder'] is not None:
             model.encoder.stages.load_state_dict(state['encoder'])
+            model.tuned = True
     except RuntimeError as error:
         raise ValueError(f'{path} does not fit the decoder or encoder in models.py and its settings: '
                          f'{str(error).splitlines()[-1].strip()}') from error

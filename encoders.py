@@ -36,35 +36,39 @@ class Backbone:
     input_size: int | None = None
 
 
-class Coordinates(nn.Module):
-    """Append each cell's x and y, -1 to 1, as two channels (CoordConv, Liu et al. 2018, arXiv 1807.03247).
+class Positions(nn.Module):
+    """Append where each cell lies, as ten channels: x, sin and cos of pi x and 2 pi x, and the same for y.
 
-    A convolution sees the same shape alike everywhere; "left of" and "above" need to know where.
+    A convolution sees the same shape alike everywhere; "left of" needs to know where (CoordConv, Liu et al. 2018,
+    arXiv 1807.03247). Sines let a decoder come back to the place it looked at last.
     """
 
     def forward(self, grid):
         n, _, height, width = grid.shape
-        y = torch.linspace(-1, 1, height, device=grid.device, dtype=grid.dtype).view(1, 1, height, 1)
-        x = torch.linspace(-1, 1, width, device=grid.device, dtype=grid.dtype).view(1, 1, 1, width)
-        return torch.cat([grid, x.expand(n, 1, height, width), y.expand(n, 1, height, width)], dim=1)
+        channels = []
+        for side, shape in ((width, (1, 1, 1, width)), (height, (1, 1, height, 1))):
+            x = torch.linspace(-1, 1, side, device=grid.device, dtype=grid.dtype).view(shape)
+            waves = [wave(k * torch.pi * x) for k in (1, 2) for wave in (torch.sin, torch.cos)]
+            channels += [channel.expand(n, 1, height, width) for channel in (x, *waves)]
+        return torch.cat([grid, *channels], dim=1)
 
 
-def shapes_cnn(widths=(16, 32, 64, 126)):
-    """Small CNN for the embedded shapes: 256 x 256 pixels to 16 x 16 cells of 126 + 2 channels.
+def shapes_cnn(widths=(16, 32, 64, 128), channels=32):
+    """Small CNN for the embedded shapes: 256 x 256 pixels to 16 x 16 cells of 32 + 10 channels.
 
     Four stages halve the grid; a dilated layer then lets each cell see 155 pixels, a whole large object.
-    ``instructor/pretrain_shapes_cnn.py`` trains it to say which coloured shapes a picture holds (no boxes, no
-    captions), as ImageNet classifiers are trained to say what a photo holds.
+    ``instructor/pretrain_shapes_cnn.py`` trains it to say what lies at each cell, on pictures of its own.
 
-    :param widths: channels of each stage
+    :param widths: channels of each of the four stages
+    :param channels: of the grid; few, so that a thousand pictures cannot be told apart by their mean
     """
     def layer(before, after, **options):
         return nn.Conv2d(before, after, 3, bias=False, **options), nn.BatchNorm2d(after), nn.ReLU()
 
     halvings = (nn.Sequential(*layer(before, after, stride=2, padding=1), *layer(after, after, padding=1))
                 for before, after in zip((3, *widths), widths, strict=False))
-    around = nn.Sequential(*layer(widths[-1], widths[-1], padding=2, dilation=2))
-    return nn.Sequential(*halvings, around, Coordinates())
+    around = nn.Sequential(*layer(widths[-1], channels, padding=2, dilation=2))
+    return nn.Sequential(*halvings, around, Positions())
 
 
 def load_backbone(encoder, weights='DEFAULT', stride=None):
@@ -152,7 +156,7 @@ def _load_state(model, path):
     except FileNotFoundError:
         raise ValueError(f'encoder weights: no file {path}') from None
     except Exception as error:  # torch reports a wrong file in many ways
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
         raise ValueError(f'encoder weights: {path} does not fit {type(model).__name__}: {reason}') from error
 
 

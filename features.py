@@ -56,7 +56,10 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
         if needed > free:
             raise OSError(f'the features of {n} images need {needed / 1e9:.1f} GB, but {data_folder} has '
                           f'{free / 1e9:.1f} GB free: make room, or set cache_features=False')
-        loader = DataLoader(Subset(dataset, dataset.first_captions), batch_size, num_workers=workers)
+        # a loader takes a seed for its workers from torch's generator: from one of its own, so that a training
+        # goes the same way whether or not the features were there already
+        loader = DataLoader(Subset(dataset, dataset.first_captions), batch_size, num_workers=workers,
+                            generator=torch.Generator())
         with atomic_path(path) as temporary, h5py.File(temporary, 'w') as file, \
                 tqdm(total=n, unit='image', desc=f'encode {split.lower()} images') as bar:
             file.attrs['images'], file.attrs['encoder'] = images, digest

@@ -51,6 +51,7 @@ DEFAULTS = dict(
     workers=0,                      # processes that load data
     encoder_lr=1e-4,                # learning rates of Adam
     decoder_lr=4e-4,
+    cosine=False,                   # let the rates fall to 0 over the epochs along a cosine (Loshchilov 2017)
     grad_clip=5.0,                  # each gradient entry is clipped to +- this
     alpha_c=1.0,                    # weight of the doubly stochastic attention penalty
     fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
@@ -89,6 +90,8 @@ def check_settings(cfg):
 
     for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq'):
         require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
+    if not cfg['attention']:
+        require('batch_size', int, lambda v: v >= 2, 'at least 2 (batch norm needs two captions)')
     for name in ('workers', 'seed'):
         require(name, int, lambda v: v >= 0, 'a whole number of at least 0')
     for name in ('encoder_lr', 'decoder_lr'):
@@ -96,7 +99,7 @@ def check_settings(cfg):
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
     require('alpha_c', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
     require('dropout', (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
-    for name in ('attention', 'fine_tune_encoder', 'cache_features'):
+    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'cosine'):
         require(name, bool, lambda v: True, 'True or False')
     for name in ('encoder_stride', 'encoded_image_size'):
         require(name, (int, type(None)), lambda v: v is None or v >= 1, 'a whole number of at least 1, or None')
@@ -153,7 +156,7 @@ def train(cfg, encoder=None):
         if idle >= STOP_AFTER:
             print(f'No better BLEU-4 for {STOP_AFTER} epochs: stop.')
             break
-        if idle > 0 and idle % DECAY_AFTER == 0:
+        if idle > 0 and idle % DECAY_AFTER == 0 and not cfg['cosine']:
             for optimizer in optimizers.values():
                 for group in optimizer.param_groups:
                     group['lr'] *= DECAY
@@ -197,6 +200,10 @@ def train_epoch(model, dataset, optimizers, epoch):
     losses, top5 = AverageMeter(), AverageMeter()
     bar = tqdm(loader, desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for i, (images, captions, caplens) in enumerate(bar):
+        if cfg['cosine']:
+            done = (epoch - 1 + i / len(loader)) / cfg['epochs']
+            for name, optimizer in optimizers.items():
+                optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr'] * (1 + math.cos(math.pi * done)) / 2
         encoder_out = encode(model, images)
         captions = captions.to(cfg['device'], non_blocking=True)
         loss, correct, words = caption_loss(decoder(encoder_out, captions, caplens), cfg['alpha_c'])

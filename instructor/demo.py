@@ -6,6 +6,7 @@ there, and prints what came out.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -42,6 +43,8 @@ def main():
     parser.add_argument('--models', type=Path, default=ROOT / 'instructor' / 'models.py', help='models.py to lay in')
     arguments = parser.parse_args()
     start = time.perf_counter()
+    # threads that spin while they wait slow each other down badly as soon as anything else runs on two cores
+    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
     try:
         build = assemble(arguments.models, arguments.build)
         for name in NOTEBOOKS:

@@ -41,7 +41,7 @@ def picture(index):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--pictures', type=int, default=8000)
-    parser.add_argument('--epochs', type=int, default=6)
+    parser.add_argument('--epochs', type=int, default=5)
     parser.add_argument('--batch-size', type=int, default=64)
     parser.add_argument('--lr', type=float, default=4e-3)
     parser.add_argument('--output', type=Path, default=SHAPES_CNN_WEIGHTS)
@@ -59,7 +59,8 @@ def main():
 
     encoder = shapes_cnn().to(memory_format=torch.channels_last)
     choices = [1 + len(values) for values in ATTRIBUTES.values()]
-    vote = nn.Conv2d(128, sum(choices), 1)
+    vote = nn.LazyConv2d(sum(choices), 1)
+    vote(encoder(torch.zeros(1, 3, SIZE, SIZE)))  # now it knows its channels
     parameters = [*encoder.parameters(), *vote.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=1e-2)
     steps = args.epochs * (args.pictures // args.batch_size)

@@ -18,15 +18,6 @@ SPECIAL = {PAD: '<pad>', START: '<start>', END: '<end>', UNK: '<unk>'}
 WORD_MAP = {SPECIAL.get(i, f'word{i}'): i for i in range(VOCAB)}
 
 
-@pytest.fixture(scope='module', autouse=True)
-def one_thread():
-    """For matrices this small, threads only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 # ------------------------------------------------------------------------------------ other searches
 
 

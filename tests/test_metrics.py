@@ -121,8 +121,8 @@ def test_atomic_path_leaves_nothing_on_an_error(tmp_path):
 def test_topk_accuracy():
     rows = torch.tensor([[0.1, 0.9, 0.3, 0.2], [0.8, 0.1, 0.6, 0.7],
                          [0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]])
-    targets = torch.tensor([1, 2, 3, 2])  # first, third, last and second best
-    assert [topk_accuracy(rows, targets, k) for k in (1, 2, 3, 4)] == [25, 50, 75, 100]
+    targets = torch.tensor([1, 0, 2, 2])  # best, best, third and second best
+    assert [topk_accuracy(rows, targets, k) for k in (1, 2, 3, 4)] == [50, 75, 100, 100]
     assert topk_accuracy(rows, targets, 9) == 100  # more than there are words
 
 

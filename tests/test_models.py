@@ -23,15 +23,6 @@ LENGTHS, COLUMNS = [4, 11, 2, 7, 11], 14  # <start> and <end> counted: the third
 KINDS = ['rnn', 'attention']
 
 
-@pytest.fixture(scope='module', autouse=True)
-def one_thread():
-    """For matrices this small, threads only wait for one another."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def wave(*shape, shift=0.0):
     """Numbers in -1 ... 1 without any pattern in rows or columns."""
     i = torch.arange(math.prod(shape), dtype=torch.float64)

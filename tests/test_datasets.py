@@ -1,0 +1,152 @@
+"""CaptionDataset: what its items hold, and that it works in any loading process."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import h5py
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from create_input_files import load_image
+from datasets import CaptionDataset, load_word_map
+
+
+@pytest.fixture
+def make(tiny_data):
+    return lambda split='TRAIN', **options: CaptionDataset(
+        tiny_data['data_folder'], tiny_data['data_name'], split, **options)
+
+
+@pytest.fixture(scope='module')
+def karpathy(tiny_data):
+    """name of an image -> its captions, lists of tokens"""
+    data = json.loads((Path(tiny_data['data_folder']) / 'dataset_shapes.json').read_text())
+    return {f"{image['filepath']}/{image['filename']}": [s['tokens'] for s in image['sentences']]
+            for image in data['images']}
+
+
+@pytest.mark.parametrize(('split', 'images'), [('TRAIN', 24), ('VAL', 6), ('TEST', 6)])
+def test_items(make, tiny_data, karpathy, split, images):
+    dataset = make(split)
+    assert dataset.cpi == 5 and len(dataset) == 5 * images
+    assert len(dataset.names) == len(dataset.references) == images
+    assert list(dataset.first_captions) == list(range(0, 5 * images, 5))
+    words = {index: word for word, index in load_word_map(**tiny_data).items()}
+    for i in (0, 4, 5, 5 * images - 1):
+        image, caption, caplen, *every = dataset[i]
+        name = dataset.names[i // 5]
+        assert image.dtype == torch.uint8 and image.shape == (3, 256, 256)
+        assert torch.equal(image, torch.from_numpy(load_image(Path(tiny_data['data_folder']) / name)))
+        assert caption.dtype == caplen.dtype == torch.long
+        assert caption.shape == (52,) and caplen.shape == (1,)
+        tokens = [words[w] for w in caption.tolist()]
+        assert tokens[0] == '<start>' and tokens[caplen - 1] == '<end>'
+        assert set(tokens[caplen:]) <= {'<pad>'}
+        known = [[w if w in words.values() else '<unk>' for w in said] for said in karpathy[name]]
+        assert tokens[1:caplen - 1] in known
+        if split == 'TRAIN':
+            assert every == []
+        else:
+            assert len(every) == 1 and every[0].dtype == torch.long
+            assert torch.equal(every[0], dataset.captions[i // 5 * 5:i // 5 * 5 + 5])
+            assert any(torch.equal(caption, one) for one in every[0])
+
+
+def test_captions_of_one_image_are_adjacent_and_references_as_people_wrote_them(make, tiny_data, karpathy):
+    dataset = make()
+    words = {index: word for word, index in load_word_map(**tiny_data).items()}
+    assert len(set(dataset.names)) == 24
+    for number, (name, references) in enumerate(zip(dataset.names, dataset.references, strict=True)):
+        assert references == karpathy[name]
+        rows = range(5 * number, 5 * number + 5)
+        captions = [[words[w] for w in dataset.captions[i, 1:int(dataset.caplens[i]) - 1].tolist()] for i in rows]
+        assert sorted(captions) == sorted(references)
+
+
+def test_transform_gets_the_uint8_image(make):
+    plain = make()[7][0]
+    image = make(transform=lambda pixels: pixels.float() / 255)[7][0]
+    assert image.dtype == torch.float32
+    assert torch.equal(image, plain.float() / 255)
+
+
+def test_features_take_the_images_place(make, tmp_path):
+    path = tmp_path / 'features.hdf5'
+    grids = torch.arange(24 * 2 * 3 * 4, dtype=torch.float16).view(24, 2, 3, 4)
+    with h5py.File(path, 'w') as file:
+        file['features'] = grids.numpy()
+    dataset = make(features=path, transform=lambda _: pytest.fail('a transform is for pixels'))
+    for i in (0, 4, 5, 119):
+        assert dataset[i][0].dtype == torch.float16
+        assert torch.equal(dataset[i][0], grids[i // 5])
+
+
+def test_file_is_opened_at_the_first_item(make, monkeypatch):
+    opened = []
+    real = h5py.File
+    dataset = make()
+
+    def counting(path, *args):
+        opened.append(Path(path))
+        return real(path, *args)
+
+    monkeypatch.setattr(h5py, 'File', counting)
+    assert dataset._file is None
+    dataset[0], dataset[3], dataset[40]
+    assert opened == [dataset.images_path]
+
+
+def test_pickles_before_and_after_the_first_item(make):
+    dataset = make('VAL')
+    fresh = pickle.loads(pickle.dumps(dataset))
+    first = dataset[3]
+    used = pickle.loads(pickle.dumps(dataset))
+    for other in (fresh, used):
+        assert all(torch.equal(a, b) for a, b in zip(other[3], first, strict=True))
+    assert len(pickle.dumps(dataset)) < 1e6  # no images in it
+
+
+@pytest.mark.parametrize('context', ['fork', 'spawn'])
+def test_workers_read_what_the_parent_reads(make, context):
+    dataset = make('VAL')
+    first = dataset[0]  # the parent's file is open: a worker must not use it
+    alone = list(DataLoader(dataset, batch_size=8))
+    workers = list(DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context=context))
+    assert len(alone) == len(workers) == 4
+    for one, other in zip(alone, workers, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert torch.equal(dataset[0][0], first[0])
+
+
+def test_a_process_opens_the_file_for_itself(make, monkeypatch):
+    """Two processes that share one open HDF5 file disturb each other now and then; so look at the file itself."""
+    dataset = make('VAL')
+    dataset[0]
+    parents = dataset._file
+    monkeypatch.setattr('os.getpid', lambda: -1)  # as if forked
+    dataset[0]
+    assert dataset._file is not parents
+
+
+@pytest.mark.parametrize('split', ['train', 'DEV', '', None])
+def test_wrong_split(make, split):
+    with pytest.raises(ValueError, match="it must be 'TRAIN', 'VAL' or 'TEST'"):
+        make(split)
+
+
+@pytest.mark.parametrize('kind', ['IMAGES', 'CAPTIONS', 'CAPLENS'])
+def test_missing_files_are_named(tiny_data, tmp_path, kind):
+    name = tiny_data['data_name']
+    for path in Path(tiny_data['data_folder']).glob(f'VAL_*_{name}.*'):
+        if kind not in path.name:
+            shutil.copy(path, tmp_path)
+    with pytest.raises(FileNotFoundError, match=f'VAL_{kind}_{name}.* run create_input_files first'):
+        CaptionDataset(tmp_path, name, 'VAL')
+
+
+def test_missing_vocabulary(tmp_path):
+    with pytest.raises(FileNotFoundError, match='WORDMAP_no_such.json is not there: run create_input_files'):
+        load_word_map(tmp_path, 'no_such')

@@ -1,0 +1,163 @@
+"""Captions of a split and of one picture, and BLEU over them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from beam_search import SPECIAL_WORDS
+from checkpoints import checkpoint_paths, load_model
+from create_input_files import InputFilesError, create_input_files
+from datasets import CaptionDataset
+from evaluate import caption_image, caption_split, evaluate
+from metrics import bleu
+from shapes import generate_shapes, judge_captions
+from solver import DEFAULTS, train
+
+
+@pytest.fixture(scope='module')
+def models(tiny_data, tmp_path_factory):
+    """Six epochs of each decoder: enough for captions of their own for each picture."""
+    folder = tmp_path_factory.mktemp('trained')
+    found = {}
+    for attention in (False, True):
+        cfg = dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16,
+                   attention_dim=10, attention=attention, epochs=6, batch_size=20, decoder_lr=2e-2, device='cpu',
+                   output_folder=str(folder))
+        train(cfg)
+        found[attention] = load_model(checkpoint_paths({**DEFAULTS, **cfg})[0], 'cpu')
+    return found
+
+
+@pytest.fixture(params=[False, True], ids=['rnn', 'attention'])
+def model(models, request):
+    return models[request.param]
+
+
+@pytest.fixture
+def uncached(model, monkeypatch):
+    """The model without features in half precision, to compare with a single picture."""
+    monkeypatch.setitem(model.settings, 'cache_features', False)
+    return model
+
+
+@pytest.mark.parametrize('split', ['VAL', 'TEST'])
+def test_each_image_once_in_order(model, tiny_data, split):
+    dataset = CaptionDataset(**tiny_data, split=split)
+    captions = caption_split(model, split, beam_size=2, batch_size=4, max_len=12)
+    assert [c['name'] for c in captions] == dataset.names
+    assert [c['references'] for c in captions] == dataset.references
+    for c in captions:
+        assert set(c) == {'name', 'caption', 'score', 'finished', 'references', 'alphas'}
+        assert len(c['caption']) <= 12
+        assert not set(c['caption']) & set(SPECIAL_WORDS) and set(c['caption']) <= set(model.word_map)
+        assert c['score'] < 0 and isinstance(c['finished'], bool)
+        if model.name == 'Attention':
+            assert c['alphas'].shape == (len(c['caption']), 4, 4)
+            assert torch.allclose(c['alphas'].sum(dim=(1, 2)), torch.ones(len(c['caption'])))
+        else:
+            assert c['alphas'] is None
+
+
+def test_batches_do_not_change_the_captions(model):
+    one, all_at_once = (caption_split(model, 'TEST', 3, batch_size) for batch_size in (1, 6))
+    assert [c['caption'] for c in one] == [c['caption'] for c in all_at_once]
+    assert [c['score'] for c in one] == pytest.approx([c['score'] for c in all_at_once], abs=1e-4)
+
+
+def test_beam_one_is_what_validation_measured(model):
+    captions = caption_split(model, 'VAL', beam_size=1)
+    found = bleu([c['references'] for c in captions], [c['caption'] for c in captions])
+    assert found['BLEU-4'] == pytest.approx(model.history[-1]['val_greedy_bleu4'], abs=1e-6)
+
+
+def test_another_data_set(models, tmp_path):
+    json_path = generate_shapes(tmp_path, train=2, val=2, test=3, seed=5)
+    summary = create_input_files('other', json_path, tmp_path, min_word_freq=1, output_folder=tmp_path, workers=1)
+    captions = caption_split(models[True], 'TEST', 1, data_folder=str(tmp_path), data_name=summary['data_name'])
+    assert [c['name'] for c in captions] == CaptionDataset(tmp_path, summary['data_name'], 'TEST').names
+    assert set(w for c in captions for w in c['caption']) <= set(models[True].word_map)
+
+
+def test_evaluate(model):
+    result = evaluate(model, 'TEST', beam_sizes=(1, 2, 4), max_len=20)
+    assert json.loads(json.dumps(result)) == result
+    assert result['model'] == model.name and result['epochs'] == 6
+    assert result['parameters'] == sum(p.numel() for p in model.decoder.parameters())
+    scores = [entry['val_greedy_bleu4'] for entry in model.history]
+    assert result['best_epoch'] == 1 + scores.index(max(scores))
+    assert result['train_seconds'] == pytest.approx(sum(entry['seconds'] for entry in model.history))
+    assert [row['beam_size'] for row in result['scores']] == [1, 2, 4]
+    assert result['captions_beam_size'] == 2
+    for row in result['scores']:
+        captions = caption_split(model, 'TEST', row['beam_size'], max_len=20)
+        for name, score in bleu([c['references'] for c in captions], [c['caption'] for c in captions]).items():
+            assert row[name] == pytest.approx(score)
+        assert row['seconds'] > 0
+    shown = result['captions']
+    assert len(shown) == 6 and 'alphas' not in shown[0]
+    recomputed = bleu([c['references'] for c in shown], [c['caption'] for c in shown])
+    assert recomputed == pytest.approx({name: result['scores'][1][name] for name in recomputed})
+
+
+def test_one_picture_as_in_its_split(uncached, tiny_data):
+    dataset = CaptionDataset(**tiny_data, split='TEST')
+    folder = Path(tiny_data['data_folder'])
+    for number, whole in enumerate(caption_split(uncached, 'TEST', 3)):
+        path = folder / whole['name']
+        for image in (str(path), path, dataset.image(number)):
+            found = caption_image(uncached, image, 3)
+            assert found['caption'] == whole['caption'] and found['finished'] == whole['finished']
+            assert found['score'] == pytest.approx(whole['score'], abs=1e-4)
+            assert torch.equal(found['image'], dataset.image(number))
+            if whole['alphas'] is None:
+                assert found['alphas'] is None
+            else:
+                assert torch.allclose(found['alphas'], whole['alphas'], atol=1e-4)
+
+
+@pytest.mark.parametrize(('mode', 'size', 'ending'), [
+    ('RGB', (301, 77), 'png'), ('L', (33, 512), 'jpg'), ('RGBA', (100, 100), 'png'), ('1', (9, 5), 'png'),
+    ('P', (256, 256), 'gif'), ('CMYK', (640, 480), 'jpg')])
+def test_pictures_of_any_kind(models, tmp_path, mode, size, ending):
+    path = tmp_path / f'picture.{ending}'
+    pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+    found = caption_image(models[True], path, max_len=6)
+    assert found['image'].shape == (3, 256, 256) and found['image'].dtype == torch.uint8
+    assert found['alphas'].shape == (len(found['caption']), 4, 4)
+    assert 1 <= len(found['caption']) <= 6
+
+
+def test_no_picture(models, tmp_path):
+    with pytest.raises(InputFilesError, match='nowhere.png: this image cannot be decoded'):
+        caption_image(models[True], tmp_path / 'nowhere.png')
+    (tmp_path / 'text.png').write_text('no picture')
+    with pytest.raises(InputFilesError, match='text.png: this image cannot be decoded'):
+        caption_image(models[True], tmp_path / 'text.png')
+
+
+def test_models_stay_as_they_were(model):
+    before = {name: value.clone() for name, value in model.decoder.state_dict().items()}
+    caption_split(model, 'VAL', 2)
+    assert all(torch.equal(before[name], value) for name, value in model.decoder.state_dict().items())
+    assert not model.decoder.training and not model.encoder.training
+
+
+def test_judge_captions(model, tiny_data, tmp_path):
+    json_path = Path(tiny_data['data_folder']) / 'dataset_shapes.json'
+    captions = caption_split(model, 'TEST', 2)
+    verdict = judge_captions(captions, json_path)
+    assert verdict['images'] == 6 and 0 <= verdict['named'] <= 1
+    if model.name == 'NoAttention':
+        assert verdict['pointing'] is None and verdict['chance'] is None
+    spoken = [{**c, 'caption': c['references'][0], 'alphas': None} for c in captions]
+    assert judge_captions(spoken, json_path)['named'] == 1  # people's captions are true
+    shuffled = [{**c, 'caption': other['caption']} for c, other in zip(spoken, spoken[1:] + spoken[:1], strict=True)]
+    assert judge_captions(shuffled, json_path)['named'] < 1
+    looking = [{**c, 'alphas': torch.full((len(c['caption']), 4, 4), 1 / 16)} for c in spoken]
+    assert 0 <= judge_captions(looking, json_path)['pointing'] < 1  # all look at the first cell
+    assert judge_captions(captions, tmp_path / 'nowhere.json') is None

@@ -1,0 +1,162 @@
+"""The figures: drawn without a warning, and showing what they are given."""
+
+import matplotlib
+
+matplotlib.use('Agg')
+
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from datasets import CaptionDataset  # noqa: E402
+from figures import (  # noqa: E402
+    bleu_table,
+    load_images,
+    plot_attention,
+    plot_bleu,
+    plot_captions,
+    plot_history,
+    save_figure,
+)
+
+pytestmark = pytest.mark.filterwarnings('error')
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close('all')
+
+
+def history(epochs, best=2):
+    return [dict(epoch=e, train_loss=3 / e, train_top5=50 + e, val_loss=3.5 / e, val_top5=45 + e,
+                 val_bleu4=0.01 * e, val_greedy_bleu4=0.3 if e == best else 0.2, decoder_lr=1e-3, seconds=1.0)
+            for e in range(1, epochs + 1)]
+
+
+def result(name, shift=0.0):
+    scores = [{'beam_size': k, 'seconds': 1.25 * k, **{f'BLEU-{n}': 0.9 - 0.1 * n + 0.01 * k + shift
+                                                       for n in (1, 2, 3, 4)}} for k in (1, 3, 5)]
+    return dict(model=name, parameters=1234567, best_epoch=7, epochs=9, train_seconds=12.0, scores=scores,
+                captions=[], captions_beam_size=3)
+
+
+def picture(seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize('epochs', [1, 5])
+def test_history(epochs):
+    histories = {'NoAttention': history(epochs, best=1), 'Attention': history(epochs, best=epochs)}
+    figure = plot_history(histories)
+    figure.canvas.draw()
+    loss, top5, bleu4 = figure.axes
+    assert [len(axes.lines) for axes in (loss, top5)] == [4, 4] and len(bleu4.lines) == 6
+    lines = {line.get_label(): line for line in loss.lines}
+    assert set(lines) == {'plain LSTM, training', 'plain LSTM, validation',
+                          'soft attention, training', 'soft attention, validation'}
+    assert list(lines['soft attention, validation'].get_ydata()) == [3.5 / e for e in range(1, epochs + 1)]
+    stars = [line for line in bleu4.lines if line.get_marker() == '*']
+    assert [(star.get_xdata()[0], star.get_ydata()[0]) for star in stars] == [(1, 0.3), (epochs, 0.3)]
+
+
+def test_history_of_one_decoder():
+    plot_history({'Attention': history(3)}).canvas.draw()
+
+
+def test_bleu():
+    figure = plot_bleu([result('NoAttention'), result('Attention', 0.05)])
+    figure.canvas.draw()
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert len(lines) == 8
+    line = lines['BLEU-2, soft attention']
+    assert list(line.get_xdata()) == [1, 3, 5] and line.get_linestyle() == '-'
+    assert list(line.get_ydata()) == pytest.approx([0.76, 0.78, 0.80])
+    assert lines['BLEU-2, plain LSTM'].get_linestyle() == '--'
+    assert [int(tick) for tick in figure.axes[0].get_xticks()] == [1, 3, 5]
+
+
+def test_bleu_table():
+    lines = bleu_table([result('NoAttention'), result('Attention', 0.05)]).splitlines()
+    assert len(lines) == 2 + 6
+    assert {line.count('|') for line in lines} == {10}
+    assert lines[2] == '| plain LSTM | 1,234,567 | 7 | 1 | 0.810 | 0.710 | 0.610 | 0.510 | 1.2 |'
+    assert lines[7] == '| soft attention | 1,234,567 | 7 | 5 | 0.900 | 0.800 | 0.700 | 0.600 | 6.2 |'
+
+
+def test_load_images(tiny_data):
+    dataset = CaptionDataset(**tiny_data, split='TEST')
+    images = load_images(dataset.images_path, [4, 0])
+    assert [image.shape for image in images] == [(256, 256, 3)] * 2
+    assert (images[0] == dataset.image(4).permute(1, 2, 0).numpy()).all()
+
+
+@pytest.mark.parametrize('count', [1, 3, 4])
+def test_captions(count):
+    images, titles = [picture(i) for i in range(count)], [f'caption {i}' for i in range(count)]
+    figure = plot_captions(images, titles)
+    figure.canvas.draw()
+    assert len(figure.axes) == 3 * -(-count // 3)
+    for axes, image, title in zip(figure.axes, images, titles, strict=False):
+        assert axes.get_title(loc='left') == title and (axes.images[0].get_array() == image).all()
+        assert not axes.axison
+    assert not any(axes.images or axes.axison for axes in figure.axes[count:])
+
+
+def test_long_captions_are_broken():
+    figure = plot_captions([picture()], ['word ' * 30 + '\n\nsecond'])
+    lines = figure.axes[0].get_title(loc='left').splitlines()
+    assert max(map(len, lines)) <= 44 and lines[-1] == 'second'
+    assert ' '.join(lines).split().count('word') == 30
+
+
+@pytest.mark.parametrize('words', [['one'], 'a red star above a big blue ring'.split(), []])
+def test_attention_has_a_panel_per_word(words):
+    alphas = torch.rand(len(words), 4, 4)
+    figure = plot_attention(picture(), words, alphas)
+    figure.canvas.draw()
+    drawn = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in drawn] == ['picture', *words]
+    assert all((axes.images[0].get_array() == picture()).all() for axes in drawn)
+    assert [len(axes.images) for axes in drawn] == [1] + [2] * len(words)
+    assert len(figure.axes) % min(5, len(words) + 1) == 0
+
+
+@pytest.mark.parametrize('cell', [(0, 0), (1, 3), (3, 2)])
+def test_attention_is_brightest_where_alpha_is_high(cell):
+    alphas = torch.full((2, 4, 4), 0.2 / 15)
+    alphas[0, 2, 1] = alphas[1][cell] = 0.8
+    image = np.zeros((64, 96, 3), np.uint8)  # each cell is 16 x 24 pixels
+    figure = plot_attention(image, ['first', 'second'], alphas)
+    for axes, (row, column) in zip(figure.axes[1:], [(2, 1), cell], strict=True):
+        overlay = axes.images[1]
+        found = np.unravel_index(overlay.get_array().argmax(), (64, 96))
+        assert (found[0] // 16, found[1] // 24) == (row, column)
+        assert overlay.cmap(0.0)[:3] == (0, 0, 0) and overlay.cmap(1.0)[:3] == (1, 1, 1)
+    # and so it is in the finished figure
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., 0].astype(float)
+    axes = figure.axes[2]
+    height = pixels.shape[0]
+
+    def brightness(row, column):
+        x, y = axes.transData.transform((24 * column + 12, 16 * row + 8))
+        return pixels[height - int(y) - 1, int(x)]
+
+    others = [brightness(r, c) for r in range(4) for c in range(4) if abs(r - cell[0]) + abs(c - cell[1]) > 2]
+    assert brightness(*cell) > max(others) + 50
+
+
+def test_uniform_attention_is_drawn():
+    plot_attention(picture(), ['word'], np.full((1, 14, 14), 1 / 196)).canvas.draw()
+
+
+def test_save_figure(tmp_path):
+    path = tmp_path / 'new folder' / 'figure.png'
+    for _ in range(2):  # the second time over the first
+        save_figure(plot_captions([picture()], ['title']), path)
+    with Image.open(path) as image:
+        assert image.format == 'PNG' and min(image.size) > 300
+    assert [found.name for found in path.parent.iterdir()] == ['figure.png']

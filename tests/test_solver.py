@@ -1,0 +1,561 @@
+"""The training loop: settings, what is measured and saved, and going on after a stop or a kill."""
+
+import contextlib
+import copy
+import functools
+import io
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import features
+import solver
+from beam_search import Hypothesis
+from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint, save_checkpoint
+from create_input_files import create_input_files
+from datasets import CaptionDataset, load_word_map
+from metrics import bleu
+from solver import DEFAULTS, caption_dataset, caption_loss, check_settings, train, train_epoch, validate
+
+KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
+
+
+SMALL = dict(encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10,
+             dropout=0.3, batch_size=20, decoder_lr=5e-3, device='cpu')
+
+
+# --- Settings ---
+
+
+def test_defaults_are_filled_in_and_the_device_decided():
+    cfg = check_settings({'epochs': 3, 'data_folder': Path('a')})
+    assert set(cfg) == set(DEFAULTS)
+    assert cfg['epochs'] == 3 and cfg['batch_size'] == DEFAULTS['batch_size'] and cfg['data_folder'] == 'a'
+    assert cfg['device'] == ('cuda' if torch.cuda.is_available() else 'cpu')
+
+
+def test_unknown_setting_is_named_with_a_near_match():
+    with pytest.raises(ValueError, match="unknown setting 'batchsize'; did you mean 'batch_size'"):
+        check_settings({'batchsize': 4})
+    with pytest.raises(ValueError, match="unknown setting 'zzz'; known are .*grad_clip"):
+        check_settings({'zzz': 4})
+
+
+@pytest.mark.parametrize('name', ['start_epoch', 'epochs_since_improvement', 'best_bleu4'])
+def test_what_the_checkpoint_keeps_is_refused(name):
+    with pytest.raises(ValueError, match=f"'{name}' is kept in the checkpoint"):
+        check_settings({name: 1})
+
+
+@pytest.mark.parametrize(('name', 'value'), [
+    *[(name, value) for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq')
+      for value in (0, -1, 2.0, True, '4', None)],
+    *[(name, value) for name in ('workers', 'seed') for value in (-1, 0.5, False, None)],
+    *[(name, value) for name in ('encoder_lr', 'decoder_lr') for value in (0, -1e-3, math.inf, math.nan, '1e-3')],
+    ('grad_clip', 0), ('grad_clip', -1), ('grad_clip', math.nan), ('alpha_c', -0.1), ('alpha_c', math.inf),
+    ('alpha_c', None), ('dropout', 1), ('dropout', -0.1), ('dropout', True),
+    *[(name, 1) for name in ('attention', 'fine_tune_encoder', 'cache_features', 'cosine')],
+    ('encoder_stride', 0), ('encoded_image_size', 0), ('encoded_image_size', 3.5), ('data_folder', None),
+    ('output_folder', 3), ('data_name', 3), ('encoder', 5), ('encoder_weights', 5), ('checkpoint', False),
+    ('device', 'no such device')])
+def test_impossible_values_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"setting '{name}' is {re.escape(repr(value))}"):
+        check_settings({name: value})
+
+
+def test_the_bounds_themselves_are_allowed():
+    check_settings(dict(epochs=1, batch_size=1, workers=0, seed=0, dropout=0, alpha_c=0, grad_clip=None,
+                        encoder_stride=None, encoded_image_size=None, device='cpu'))
+
+
+# --- The loss ---
+
+
+@pytest.mark.parametrize('alpha_c', [0.0, 0.7])
+def test_caption_loss_by_hand(alpha_c):
+    rng = np.random.default_rng(0)
+    lengths, words, pixels = [4, 2, 1], 9, 6
+    scores = rng.normal(size=(3, 4, words))
+    captions = np.array([[7, 1, 2, 3, 8, 0], [7, 4, 8, 0, 0, 0], [7, 8, 0, 0, 0, 0]])
+    alphas = rng.dirichlet(np.ones(pixels), size=(3, 4))
+    for row, length in enumerate(lengths):
+        scores[row, length:], alphas[row, length:] = 0, 0
+
+    log_p, right = [], []
+    for row, length in enumerate(lengths):
+        for t in range(length):
+            target, s = captions[row, t + 1], scores[row, t]
+            log_p.append(s[target] - np.log(np.exp(s).sum()))
+            right.append((s > s[target]).sum() < 5)
+    penalty = ((1 - alphas.sum(axis=1)) ** 2).mean()
+
+    scores, captions, alphas = torch.tensor(scores), torch.tensor(captions), torch.tensor(alphas)
+    loss, top5, n = caption_loss((scores, captions, lengths, alphas, torch.arange(3)), alpha_c)
+    assert n == 7 and top5 == pytest.approx(100 * np.mean(right))
+    assert loss.item() == pytest.approx(-np.mean(log_p) + alpha_c * penalty)
+    plain, *_ = caption_loss((scores, captions, lengths, torch.arange(3)), alpha_c)
+    assert plain.item() == pytest.approx(-np.mean(log_p))
+
+
+# --- Validation ---
+
+
+class Perfect(nn.Module):
+    """Foresees each true word, and sorts the batch as decoders do."""
+
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def forward(self, encoder_out, captions, caplens):
+        caplens, order = caplens.flatten().sort(descending=True)
+        captions, lengths = captions[order], (caplens - 1).tolist()
+        scores = 10 * nn.functional.one_hot(captions[:, 1:max(lengths) + 1], self.vocab_size).float()
+        return scores, captions, lengths, order
+
+
+class NoEncoder(nn.Module):
+    def resize(self, grid):
+        return grid
+
+    def forward(self, images):
+        return images.float().mean(dim=(2, 3)).view(-1, 1, 1, 3)
+
+
+def foreseeing_model(data, monkeypatch, **settings):
+    word_map = load_word_map(data['data_folder'], data['data_name'])
+    cfg = check_settings(dict(**data, attention=False, device='cpu', cache_features=False, **settings))
+    monkeypatch.setattr(solver, 'greedy_search', lambda decoder, encoder_out, word_map, max_len=50: [
+        Hypothesis([1], 0.0, True) for _ in encoder_out])
+    return CaptionModel(NoEncoder(), Perfect(len(word_map)), word_map, cfg)
+
+
+def known_words_only(dataset, word_map):
+    dataset.references = [[[word for word in caption if word in word_map] for caption in captions]
+                          for captions in dataset.references]
+    return dataset
+
+
+@pytest.mark.parametrize('batch_size', [7, 30])
+def test_each_guess_is_compared_with_its_own_image(tiny_data, monkeypatch, batch_size):
+    """A perfect guess scores 1 only beside the references of its own picture: the decoder has sorted the batch."""
+    model = foreseeing_model(tiny_data, monkeypatch, batch_size=batch_size)
+    dataset = known_words_only(caption_dataset(model, 'VAL'), model.word_map)
+    assert dataset.caplens.flatten().tolist() != sorted(dataset.caplens.flatten().tolist(), reverse=True)
+    scores = validate(model, dataset)
+    assert scores['bleu4'] == pytest.approx(1)
+    assert scores['top5'] == pytest.approx(100)
+    dataset.references = dataset.references[1:] + dataset.references[:1]
+    assert validate(model, dataset)['bleu4'] < 0.9
+
+
+def test_rare_words_count_as_missed(tiny_data, tmp_path, monkeypatch):
+    folder = Path(tiny_data['data_folder'])
+    summary = create_input_files('shapes', folder / 'dataset_shapes.json', folder, min_word_freq=60,
+                                 output_folder=tmp_path, workers=1)
+    model = foreseeing_model(dict(data_folder=str(tmp_path), data_name=summary['data_name']), monkeypatch)
+    dataset = caption_dataset(model, 'VAL')
+    word_map = model.word_map
+    assert (dataset.captions == word_map['<unk>']).any()
+
+    said = {f"{image['filepath']}/{image['filename']}": [s['tokens'] for s in image['sentences']]
+            for image in json.loads((folder / 'dataset_shapes.json').read_text())['images']}
+    special = {word_map[word] for word in ('<pad>', '<start>', '<end>', '<unk>')}
+    guesses = [model.words([w for w in row if w not in special]) for row in dataset.captions.tolist()]
+    references = [said[name] for name in dataset.names for _ in range(dataset.cpi)]
+    expected = bleu(references, guesses)['BLEU-4']
+    assert validate(model, dataset)['bleu4'] == pytest.approx(expected)
+    assert expected < 0.9
+
+
+def test_greedy_bleu_takes_each_image_once(tiny_data, monkeypatch):
+    model = foreseeing_model(tiny_data, monkeypatch, batch_size=4)
+    dataset = known_words_only(caption_dataset(model, 'VAL'), model.word_map)
+    seen = []
+
+    def first_reference(decoder, encoder_out, word_map, max_len=50):
+        found = [Hypothesis([word_map[w] for w in words[0]], 0.0, True)
+                 for words in dataset.references[len(seen):len(seen) + len(encoder_out)]]
+        seen.extend(found)
+        return found
+
+    monkeypatch.setattr(solver, 'greedy_search', first_reference)
+    assert validate(model, dataset)['greedy_bleu4'] == pytest.approx(1)
+    assert len(seen) == len(dataset.names) == 6
+
+
+# --- One training ---
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """``scripted(scores)``: epochs that train nothing and reach the given greedy BLEU-4 one after another."""
+    def script(scores):
+        scores = iter(scores)
+        monkeypatch.setattr(solver, 'train_epoch', lambda *_: dict(loss=1.0, top5=50.0))
+        monkeypatch.setattr(solver, 'validate', lambda *_: dict(
+            loss=2.0, top5=40.0, bleu4=0.9, greedy_bleu4=next(scores)))
+    return script
+
+
+@pytest.fixture(scope='module')
+def whole(tiny_data, tmp_path_factory):
+    """``whole(attention)``: folder, history and output of four epochs without a break.
+
+    The folder also keeps ``epoch_1`` ... ``epoch_4``, the latest checkpoint after each.
+    """
+    @functools.cache
+    def run(attention):
+        folder, printed = tmp_path_factory.mktemp('whole'), io.StringIO()
+        (folder / 'kept').mkdir()
+
+        def save_and_keep(paths, model, optimizers, progress):
+            save_checkpoint(paths, model, optimizers, progress)
+            shutil.copy(paths[-1], folder / 'kept' / f"epoch_{progress['epoch']}")
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.setattr(solver, 'save_checkpoint', save_and_keep)
+            history = train(dict(**tiny_data, **SMALL, attention=attention, epochs=4,
+                                 output_folder=str(folder / 'runs')))
+        return folder, history, printed.getvalue()
+    return run
+
+
+@pytest.mark.parametrize('attention', KINDS)
+def test_training_learns_and_leaves_its_files(whole, tiny_data, attention):
+    folder, history, printed = whole(attention)
+    assert [entry['epoch'] for entry in history] == [1, 2, 3, 4]
+    assert history[-1]['train_loss'] < history[0]['train_loss'] - 0.2
+    assert history[-1]['val_loss'] < history[0]['val_loss']
+
+    lines = re.findall(r'^ \* LOSS - \d\.\d{3}, TOP-5 ACCURACY - \d\d\.\d{3}, BLEU-4 - \d\.\d{3}$',
+                       printed, re.MULTILINE)
+    assert len(lines) == 4
+    last = history[-1]
+    assert lines[-1] == (f" * LOSS - {last['val_loss']:.3f}, TOP-5 ACCURACY - {last['val_top5']:.3f}, "
+                         f"BLEU-4 - {last['val_bleu4']:.3f}")
+    assert set(last) == {'epoch', 'train_loss', 'train_top5', 'val_loss', 'val_top5', 'val_bleu4',
+                         'val_greedy_bleu4', 'decoder_lr', 'seconds'}
+
+    name = 'Attention' if attention else 'NoAttention'
+    assert {path.name for path in (folder / 'runs').iterdir()} == {
+        f'checkpoint_{tiny_data["data_name"]}_{name}.pth.tar', f'BEST_checkpoint_{name}.pth.tar',
+        f'history_{name}.json'}
+    assert json.loads((folder / 'runs' / f'history_{name}.json').read_text()) == history
+
+
+def test_greedy_bleu_picks_the_best_checkpoint(tiny_cfg, scripted):
+    """Teacher-forced BLEU-4 stays the same here: it must not decide."""
+    scripted([0.1, 0.3, 0.3, 0.2])
+    train({**tiny_cfg, 'epochs': 4})
+    latest, best = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    assert read_checkpoint(best)['progress'] == dict(epoch=2, best_bleu4=0.3, epochs_since_improvement=0)
+    assert read_checkpoint(latest)['progress'] == dict(epoch=4, best_bleu4=0.3, epochs_since_improvement=2)
+
+
+def test_learning_rate_falls_and_training_stops(tiny_cfg, scripted, capsys):
+    scripted([0.1, 0.5] + [0.4] * 100)
+    history = train({**tiny_cfg, 'epochs': 100, 'decoder_lr': 1e-3})
+    assert len(history) == 22  # the best, then 20 without a better one
+    rates = [entry['decoder_lr'] for entry in history]
+    assert rates == pytest.approx([1e-3] * 10 + [0.8e-3] * 8 + [0.64e-3] * 4)
+    assert 'No better BLEU-4 for 20 epochs: stop.' in capsys.readouterr().out
+
+
+def test_learning_rate_falls_the_same_after_a_resume(tiny_cfg, scripted):
+    scripted([0.5] + [0.4] * 8)
+    train({**tiny_cfg, 'epochs': 9})
+    latest, _ = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    scripted([0.4] * 100)
+    history = train({**tiny_cfg, 'epochs': 100, 'checkpoint': str(latest)})
+    assert [entry['decoder_lr'] for entry in history] == pytest.approx([5e-3] * 9 + [4e-3] * 8 + [3.2e-3] * 4)
+
+
+def test_cosine_ends_near_zero(tiny_cfg):
+    history = train({**tiny_cfg, 'attention': False, 'epochs': 2, 'cosine': True})
+    batch = lambda epoch, i: (epoch - 1 + i / 6) / 2  # noqa: E731
+    expected = [5e-3 * (1 + math.cos(math.pi * batch(epoch, 5))) / 2 for epoch in (1, 2)]
+    assert [entry['decoder_lr'] for entry in history] == pytest.approx(expected)
+
+
+def test_a_second_run_writes_over_the_first(tiny_cfg):
+    first = train({**tiny_cfg, 'epochs': 1})
+    second = train({**tiny_cfg, 'epochs': 1})
+    assert without_seconds(first) == without_seconds(second)  # and the same seed gives the same training
+    other = train({**tiny_cfg, 'epochs': 1, 'seed': 1})
+    assert without_seconds(other) != without_seconds(first)
+
+
+def test_the_seed_decides_whether_or_not_features_are_there(tiny_cfg, tmp_path):
+    """Encoding the images first must not use up random numbers of the training."""
+    folder = tmp_path / 'data'
+    folder.mkdir()
+    for path in Path(tiny_cfg['data_folder']).glob(f"*{tiny_cfg['data_name']}*"):
+        if 'FEATURES' not in path.name:
+            shutil.copy(path, folder)
+    cfg = {**tiny_cfg, 'data_folder': str(folder), 'epochs': 1}
+    first = train(cfg)
+    assert len(list(folder.glob('*FEATURES*'))) == 2
+    assert without_seconds(train(cfg)) == without_seconds(first)
+
+
+# --- Going on ---
+
+
+def without_seconds(history):
+    return [{key: value for key, value in entry.items() if key != 'seconds'} for entry in history]
+
+
+def assert_same(one, other):
+    """Tensors, containers and numbers, bit for bit."""
+    if torch.is_tensor(one):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_same(a, b)
+    else:
+        assert one == other
+
+
+def assert_same_training(one, other):
+    one, other = read_checkpoint(one), read_checkpoint(other)
+    for key in ('decoder', 'encoder', 'optimizers', 'progress', 'random_states', 'word_map'):
+        assert_same(one[key], other[key])
+    assert without_seconds(one['history']) == without_seconds(other['history'])
+
+
+@pytest.mark.parametrize('attention', KINDS)
+def test_two_and_two_epochs_are_four(whole, tiny_cfg, attention):
+    folder, history, _ = whole(attention)
+    cfg = {**tiny_cfg, **SMALL, 'attention': attention}
+    train({**cfg, 'epochs': 2})
+    latest, best = checkpoint_paths({**DEFAULTS, **cfg})
+    random.seed(99), np.random.seed(99), torch.manual_seed(99)
+    parts = train({**cfg, 'epochs': 4, 'checkpoint': str(latest)})
+    assert without_seconds(parts) == without_seconds(history)
+    assert_same_training(folder / 'kept' / 'epoch_4', latest)
+    assert_same_training(folder / 'runs' / best.name, best)
+
+
+@pytest.mark.parametrize('where', ['epoch', 'saving'])
+def test_killed_training_goes_on_as_if_it_had_not_been(whole, tiny_cfg, where):
+    cfg = {**tiny_cfg, **SMALL, 'attention': where == 'epoch', 'epochs': 2}
+    folder, history, _ = whole(cfg['attention'])
+    script = textwrap.dedent(f'''
+        import os, signal
+        import torch
+        torch.set_num_threads({torch.get_num_threads()})
+        import solver
+        def die(*_):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        calls = 0
+        loss, save = solver.caption_loss, solver.save_checkpoint
+
+        def caption_loss(*args):  # 6 batches, then 2 of validation: the second epoch's third batch
+            global calls
+            calls += 1
+            return die() if calls == 11 else loss(*args)
+
+        def save_checkpoint(paths, model, optimizers, progress):
+            def half(state, path):
+                path.write_bytes(b'half a file')
+                die()
+            if progress['epoch'] == 2:
+                torch.save = half
+            save(paths, model, optimizers, progress)
+
+        if {where!r} == 'epoch':
+            solver.caption_loss = caption_loss
+        else:
+            solver.save_checkpoint = save_checkpoint
+        solver.train({cfg!r})
+    ''')
+    killed = subprocess.run([sys.executable, '-c', script], cwd=Path(solver.__file__).parent, capture_output=True,
+                            text=True, env={**os.environ, 'OMP_WAIT_POLICY': 'PASSIVE'})
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    latest, best = checkpoint_paths({**DEFAULTS, **cfg})
+    assert read_checkpoint(latest)['progress']['epoch'] == 1
+
+    parts = train({**cfg, 'checkpoint': str(latest)})
+    assert without_seconds(parts) == without_seconds(history[:2])
+    assert_same_training(folder / 'kept' / 'epoch_2', latest)
+
+
+def test_best_score_is_kept_over_a_resume(tiny_cfg, scripted):
+    scripted([0.2, 0.6])
+    train({**tiny_cfg, 'epochs': 2})
+    latest, best = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    before = best.read_bytes()
+    scripted([0.5])
+    train({**tiny_cfg, 'epochs': 3, 'checkpoint': str(latest)})
+    assert best.read_bytes() == before
+    assert read_checkpoint(latest)['progress'] == dict(epoch=3, best_bleu4=0.6, epochs_since_improvement=1)
+
+
+def test_resume_refuses_what_does_not_fit(tiny_cfg, tiny_data, scripted, tmp_path):
+    scripted([0.1] * 9)
+    train({**tiny_cfg, 'epochs': 1})
+    latest, _ = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    again = {**tiny_cfg, 'checkpoint': str(latest)}
+    before = latest.read_bytes()
+    with pytest.raises(ValueError, match='does not fit the decoder'):
+        train({**again, 'decoder_dim': 8})
+    with pytest.raises(ValueError, match='does not fit the decoder'):
+        train({**again, 'attention': False})
+    with pytest.raises(ValueError, match='other encoder weights'):
+        train({**again, 'encoder_weights': None})
+    with pytest.raises(ValueError, match='no checkpoint .*nowhere'):
+        train({**again, 'checkpoint': str(tmp_path / 'nowhere')})
+    folder = Path(tiny_data['data_folder'])
+    summary = create_input_files('shapes', folder / 'dataset_shapes.json', folder, min_word_freq=60,
+                                 output_folder=tmp_path, workers=1)
+    with pytest.raises(ValueError, match='another vocabulary'):
+        train({**again, 'data_folder': str(tmp_path), 'data_name': summary['data_name']})
+    assert latest.read_bytes() == before
+
+
+# --- Encoders ---
+
+
+class Own(nn.Module):
+    """A caller's encoder: 256 x 256 pixels to 8 x 8 cells of 5 channels."""
+
+    def __init__(self, seed=3):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.patches = nn.Conv2d(3, 5, 32, stride=32)
+
+    def forward(self, images):
+        return self.patches(images).relu()
+
+
+@pytest.mark.parametrize('attention', KINDS)
+def test_cached_features_give_the_same_training(tiny_cfg, tmp_path, attention):
+    cfg = {**tiny_cfg, 'attention': attention, 'epochs': 1}
+    cached = train(cfg, Own())[0]
+    images = train({**cfg, 'cache_features': False, 'output_folder': str(tmp_path / 'images')}, Own())[0]
+    for score in ('train_loss', 'val_loss'):
+        assert images[score] == pytest.approx(cached[score], abs=5e-3)
+
+
+def test_own_encoder_is_trained_saved_and_loaded(tiny_cfg):
+    cfg = {**tiny_cfg, 'epochs': 1, 'fine_tune_encoder': True, 'encoder_lr': 1e-2}
+    own = Own()
+    before = copy.deepcopy(own.state_dict())
+    train(cfg, own)
+    assert not any(torch.equal(before[name], value) for name, value in own.state_dict().items())
+    latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
+    with pytest.raises(ValueError, match='encoder of your own: pass it'):
+        load_model(latest, 'cpu')
+    model = load_model(latest, 'cpu', Own(seed=4))  # the trained weights come from the checkpoint
+    assert_same(list(model.encoder.stages.state_dict().values()), list(own.state_dict().values()))
+
+
+def test_fine_tuning_trains_blocks_2_to_4(tiny_cfg):
+    cfg = {**tiny_cfg, 'attention': False, 'epochs': 1, 'fine_tune_encoder': True, 'batch_size': 60}
+    train(cfg)
+    latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
+    tuned = load_model(latest, 'cpu')
+    fresh = solver.build_model(check_settings(cfg), tuned.word_map).encoder
+    stages = zip(tuned.encoder.stages, fresh.stages, fresh.strides, strict=True)
+    for one, other, stride in stages:
+        for a, b in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(a, b) == (stride < 8)
+        for a, b in zip(one.buffers(), other.buffers(), strict=True):
+            assert torch.equal(a, b)  # batch norm's statistics never drift
+    state = read_checkpoint(latest)
+    assert set(state['optimizers']) == {'decoder', 'encoder'} and state['encoder'] is not None
+
+    # frozen again: the checkpoint still holds the weights it was trained with
+    train({**cfg, 'epochs': 2, 'fine_tune_encoder': False, 'checkpoint': str(latest)})
+    again = load_model(latest, 'cpu')
+    assert_same(again.encoder.stages.state_dict(), tuned.encoder.stages.state_dict())
+
+
+# --- What can go wrong ---
+
+
+def test_a_loss_that_is_no_number_stops_at_once(tiny_cfg, monkeypatch):
+    real = solver.caption_loss
+
+    def lost(decoded, alpha_c):
+        loss, *rest = real(decoded, alpha_c)
+        return loss * math.nan, *rest
+
+    monkeypatch.setattr(solver, 'caption_loss', lost)
+    with pytest.raises(FloatingPointError, match='the loss is nan in epoch 1, batch 0'):
+        train(tiny_cfg)
+    assert list(Path(tiny_cfg['output_folder']).iterdir()) == []
+
+
+def small_training(tiny_cfg, **settings):
+    cfg = check_settings({**tiny_cfg, 'encoder': None, **settings})
+    torch.manual_seed(0)
+    model = solver.build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']), Own())
+    dataset = caption_dataset(model, 'TRAIN')
+    return model, dataset
+
+
+@pytest.mark.parametrize('attention', KINDS)
+def test_a_last_batch_of_one_caption(tiny_cfg, attention):
+    model, dataset = small_training(tiny_cfg, attention=attention, batch_size=17)  # 120 = 7 * 17 + 1
+    assert len(dataset) % 17 == 1
+    optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters())}
+    assert math.isfinite(train_epoch(model, dataset, optimizers, 1)['loss'])
+
+
+def test_gradients_are_clipped(tiny_cfg):
+    steps = {}
+    for clip in (None, 1e-3):
+        model, dataset = small_training(tiny_cfg, grad_clip=clip, batch_size=120)
+        before = copy.deepcopy(model.decoder.state_dict())
+        train_epoch(model, dataset, {'decoder': torch.optim.SGD(model.decoder.parameters(), lr=1.0)}, 1)
+        steps[clip] = max((value - before[name]).abs().max().item()
+                          for name, value in model.decoder.state_dict().items())
+    assert steps[None] > 5e-3
+    assert steps[1e-3] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_each_caption_is_seen_once_in_an_order_of_its_own(tiny_cfg, monkeypatch):
+    model, dataset = small_training(tiny_cfg, attention=False)
+    seen = []
+    real = solver.caption_loss
+    monkeypatch.setattr(solver, 'caption_loss', lambda decoded, alpha_c: (
+        seen[-1].extend(map(tuple, decoded[1].tolist())), real(decoded, alpha_c))[1])
+    optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters())}
+    for epoch in (1, 1, 2):
+        seen.append([])
+        train_epoch(model, dataset, optimizers, epoch)
+    everything = sorted(map(tuple, dataset.captions.tolist()))
+    assert all(sorted(epoch) == everything for epoch in seen)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_cached_features_are_read_and_images_without_them(tiny_cfg):
+    model, cached = small_training(tiny_cfg)
+    assert cached.key == 'features' and cached.source == features.encode_images(
+        model.encoder, tiny_cfg['data_folder'], tiny_cfg['data_name'], 'TRAIN')
+    _, images = small_training(tiny_cfg, cache_features=False)
+    assert isinstance(images, CaptionDataset) and images.key == 'images'
+    _, tuned = small_training(tiny_cfg, fine_tune_encoder=True)
+    assert tuned.key == 'images'
