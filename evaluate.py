@@ -37,10 +37,12 @@ def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, d
             for name, caption, references in zip(dataset.names, found, dataset.references, strict=True)]
 
 
-def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), **options):
+def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options):
     """BLEU-1 to 4 of a split for several beam sizes.
 
     :param model: :class:`checkpoints.CaptionModel`
+    :param history: of the whole training, for best_epoch, epochs and train_seconds; a best checkpoint's own history
+        ends at the best epoch
     :param options: as for :func:`caption_split`
     :return: dict that JSON can hold: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
         scores (per beam size: beam_size, BLEU-1 ... BLEU-4, seconds), captions (of the middle beam size, without
@@ -54,11 +56,12 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), **options):
         scores.append({'beam_size': beam_size, 'seconds': seconds, **bleu(
             [c['references'] for c in captions], [c['caption'] for c in captions])})
     shown = beam_sizes[len(beam_sizes) // 2]
-    best = max(model.history, key=lambda epoch: epoch['val_greedy_bleu4'], default={})
+    history = model.history if history is None else history
+    best = max(history, key=lambda epoch: epoch['val_greedy_bleu4'], default={})
     return {
         'model': model.name, 'parameters': sum(p.numel() for p in model.decoder.parameters()),
-        'best_epoch': best.get('epoch'), 'epochs': len(model.history),
-        'train_seconds': sum(epoch['seconds'] for epoch in model.history),
+        'best_epoch': best.get('epoch'), 'epochs': len(history),
+        'train_seconds': sum(epoch['seconds'] for epoch in history),
         'scores': scores, 'captions_beam_size': shown,
         'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in by_beam[shown]]}
 

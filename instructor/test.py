@@ -14,7 +14,7 @@ from instructor.assemble import ROOT, assemble
 def main():
     build = assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')
     environment = {**os.environ, 'MPLBACKEND': 'Agg'}
-    environment.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # see instructor/demo.py
+    environment.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     environment.setdefault('CAPTIONING_SHARED_DATA', str(ROOT.parent / 'shared' / 'data'))
     steps = [
         ('lint', ROOT, ['ruff', 'check', '.']),
