@@ -79,7 +79,7 @@ def test_resnet101_shapes(resnet101):
     ('resnet18', 8, 5, (5, 5, 128)),
     ('mobilenet_v2', None, None, (8, 8, 1280)),
     ('densenet121', None, None, (8, 8, 1024)),
-    ('shapes_cnn', None, None, (16, 16, 128)),
+    ('shapes_cnn', None, None, (16, 16, 42)),
     ('shapes_cnn', 8, 4, (4, 4, 64)),
     ('efficientnet_lite0', None, None, (7, 7, 1280)),
     ('efficientnet_lite0', 16, None, (14, 14, 112)),
