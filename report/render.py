@@ -18,7 +18,7 @@ from notebooks import run_notebook  # noqa: E402  the folder above has to be on 
 from utils import atomic_path  # noqa: E402
 
 FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
-OUTSIDE = re.compile(r'''<(script|link)\b[^>]*\b(src|href)=["']https?:[^>]*>(\s*</script>)?''')
+OUTSIDE = re.compile(r'''<(script|link)\b[^>]*\b(src|href)=["'](https?:|["'])[^>]*>(\s*</script>)?''')
 
 
 def mathml(text):
