@@ -8,12 +8,15 @@
     state, and the attention weights (n, num_pixels), or None without attention.
 """
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-SPECIAL_WORDS = ('<pad>', '<start>', '<unk>', '<end>')
+from utils import evaluating
+from vocabulary import SPECIAL_TOKENS
+
+NOT_NUMBERS = ("the decoder's scores are not numbers: look for a division or logarithm in your models.py, "
+               'or train again')
 
 
 @dataclass
@@ -41,8 +44,9 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
     :param word_map: word -> index
     :param max_len: longest caption in words
     :return: a :class:`Hypothesis` per image, without alphas
+    :raises FloatingPointError: the decoder's scores are not numbers
     """
-    with _evaluating(decoder):
+    with evaluating(decoder):
         n, end = len(encoder_out), word_map['<end>']
         state, memory = decoder.start(encoder_out)
         words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
@@ -60,6 +64,8 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
                 best = best.masked_fill(words != end, 0)
             chosen.append(words)
             score += best * running
+            if score.isnan().any():
+                raise FloatingPointError(NOT_NUMBERS)
             running = running & (words != end)
             if not running.any():
                 break
@@ -91,7 +97,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     if beam_size < 1:
         raise ValueError(f'beam_size is {beam_size}; it must be at least 1')
     k, end = beam_size, word_map['<end>']
-    with _evaluating(decoder):
+    with evaluating(decoder):
         n = len(encoder_out)
         state, memory = decoder.start(encoder_out)
         state = tuple(s.repeat_interleave(k, dim=0) for s in state)
@@ -158,8 +164,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
                 j = int(score[row].argmax())
                 _keep_best(best, i, score[row, j].item(), False, sequences[row, j], alphas, row, j)
     if None in best:
-        raise FloatingPointError("the decoder's scores are not numbers: look for a division or logarithm in your "
-                                 'models.py, or train again')
+        raise FloatingPointError(NOT_NUMBERS)
     return best
 
 
@@ -171,15 +176,4 @@ def _keep_best(best, i, score, finished, words, alphas, row, j):
 
 def _never(word_map, device):
     """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
-    return torch.tensor([word_map[word] for word in SPECIAL_WORDS if word != '<end>'], device=device)
-
-
-@contextmanager
-def _evaluating(decoder):
-    """Dropout off, batch norm on its running statistics, and the decoder as it was afterwards."""
-    training = decoder.training
-    decoder.eval()
-    try:
-        yield
-    finally:
-        decoder.train(training)
+    return torch.tensor([word_map[word] for word in SPECIAL_TOKENS if word != '<end>'], device=device)

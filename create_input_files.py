@@ -28,8 +28,7 @@ import signal
 import stat
 import sys
 import threading
-import warnings
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
@@ -38,12 +37,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import h5py
-import numpy as np
-from PIL import Image, ImageOps
 from tqdm import tqdm
 
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
-PAD, UNK, START, END = SPECIAL_TOKENS = ("<pad>", "<unk>", "<start>", "<end>")
+from images import ImageFileError, load_image
+from vocabulary import build_word_map, encode_caption
+
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 1
@@ -151,52 +150,11 @@ def select_pictures(pictures, image_folder, max_len, skip_bad):
 # --- Decoding, in several processes ---
 
 
-def to_rgb(image):
-    """Convert a PIL image of any mode to RGB; what is transparent becomes white."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # PIL itself would clip these at 255
-        pixels = np.asarray(image)
-        # scale by the smallest usual range that holds the values, and by the largest value beyond these
-        usual = {"u": [65535], "i": [255, 65535], "f": [1, 255, 65535]}[pixels.dtype.kind]
-        pixels = np.nan_to_num(pixels.astype(np.float64), posinf=0).clip(min=0)
-        full_scale = next((limit for limit in usual if pixels.max() <= limit), pixels.max())
-        image = Image.fromarray((pixels * (255 / full_scale)).round().astype(np.uint8))
-    elif image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
-
-
-def load_image(path, image_size=256):
-    """Decode an image file (first frame), turn it upright and squash it to a square.
-
-    :param path: any format and colour mode that PIL reads
-    :return: (3, image_size, image_size) uint8, RGB
-    :raises InputFilesError: the file is missing, truncated, too large or no image
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
-            # JPEG only: decode at 1/2, 1/4 or 1/8 scale. Both sides stay at least twice the target, so the
-            # scale is the same whether the picture is turned before or after.
-            image.draft(None, (2 * image_size, 2 * image_size))
-            image.load()
-            with suppress(Exception):  # broken EXIF: the pixels are fine, leave them unturned
-                image = ImageOps.exif_transpose(image)
-            image = to_rgb(image).resize((image_size, image_size), Image.Resampling.BICUBIC)
-    except MemoryError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise InputFilesError(f"{path}: this image has too many pixels to be a photo ({error})") from error
-    except Exception as error:  # damaged files make PIL raise nearly anything
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise InputFilesError(f"{path}: this image cannot be decoded, is it truncated? ({reason})") from error
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-
-
 def try_load(path, image_size):
     """``load_image``, but an error is returned, so that it does not end the pool."""
     try:
         return load_image(path, image_size)
-    except InputFilesError as error:
+    except ImageFileError as error:
         return error
 
 
@@ -331,7 +289,7 @@ class SplitFile:
 
     def add(self, image):
         """:param image: (3, image_size, image_size) uint8, or the error that stands for a bad image"""
-        if isinstance(image, InputFilesError):
+        if isinstance(image, ImageFileError):
             self.bad.append([self.seen, str(image).partition(self.pictures[self.seen].name + ": ")[2]])
         else:
             self.rows.write(image.tobytes())
@@ -374,29 +332,14 @@ def write_images(splits, image_folder, image_size, workers, skip_bad):
             with split.writing():
                 while split.seen < len(split.pictures):
                     image = next(images)
-                    if isinstance(image, InputFilesError) and not skip_bad:
+                    if isinstance(image, ImageFileError) and not skip_bad:
                         raise InputFilesError(f"{image}; replace it or use --skip-bad (skip_bad=True)")
                     split.add(image)
                     bar.update()
             split.finish()
 
 
-# --- Captions and vocabulary ---
-
-
-def build_word_map(pictures, min_word_freq):
-    """Number the words of the training captions, most frequent first, ties in alphabetical order.
-
-    A word is kept when it occurs at least ``min_word_freq`` times; the classic code, with its ``>``, kept
-    only words seen more often than that.
-
-    :param pictures: the training pictures; all their captions count, too long ones as well
-    :return: dict, word -> index
-    """
-    counts = Counter(token for picture in pictures for caption in picture.captions for token in caption)
-    words = [word for word, n in counts.items() if n >= min_word_freq and word not in SPECIAL_TOKENS]
-    words.sort(key=lambda word: (-counts[word], word))
-    return {token: index for index, token in enumerate([PAD, *words, UNK, START, END])}
+# --- Captions ---
 
 
 def choose_captions(picture, captions_per_image, max_len, seed):
@@ -409,13 +352,6 @@ def choose_captions(picture, captions_per_image, max_len, seed):
     if len(captions) > captions_per_image:
         return rng.sample(captions, captions_per_image)
     return captions + rng.choices(captions, k=captions_per_image - len(captions))
-
-
-def encode(caption, word_map, max_len):
-    """:return: list of max_len + 2 indices, ``<start> words <end> <pad> ...``"""
-    unknown = word_map[UNK]  # also for a word that is spelled like a special token
-    words = [unknown if word in SPECIAL_TOKENS else word_map.get(word, unknown) for word in caption]
-    return [word_map[START], *words, word_map[END]] + [word_map[PAD]] * (max_len - len(caption))
 
 
 def write_list(path, values):
@@ -565,6 +501,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         return [SplitFile(path, [p for p in usable if p.split == split], fingerprint, captions_per_image,
                           image_size) for split, path in zip(SPLITS, image_paths, strict=True)]
 
+    def word_map_of(splits):  # too long captions count as well
+        return build_word_map((c for picture in splits[0].kept for c in picture.captions), min_word_freq)
+
     def chosen_captions(split):
         for picture in tqdm(split.kept, desc="writing captions", unit="image", delay=2):
             yield from choose_captions(picture, captions_per_image, max_len, seed)
@@ -587,17 +526,17 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                 write_images(splits, image_folder, image_size, workers, skip_bad)
                 if not splits[0].kept:
                     raise InputFilesError(f"{image_folder}: no image of the training split can be decoded")
-                word_map = build_word_map(splits[0].kept, min_word_freq)
+                word_map = word_map_of(splits)
                 for split, path, lengths_path in zip(splits, captions_paths, lengths_paths, strict=True):
                     write_list(with_ending(path, ".part"),
-                               (encode(caption, word_map, max_len) for caption in chosen_captions(split)))
+                               (encode_caption(caption, word_map, max_len) for caption in chosen_captions(split)))
                     write_list(with_ending(lengths_path, ".part"),
                                (len(caption) + 2 for caption in chosen_captions(split)))
                 with_ending(word_map_path, ".part").write_text(json.dumps(word_map))
                 publish(splits, json_paths)
 
     summary = {"data_name": data_name, "splits": {}, "bad_images": bad_images,
-               "vocab_size": len(build_word_map(splits[0].kept, min_word_freq)),
+               "vocab_size": len(word_map_of(splits)),
                "too_long_images": [picture.name for picture in too_long], "already_there": already_there}
     for name, split in zip(SPLITS, splits, strict=True):
         bad_images += [{"image": split.pictures[index].name, "split": name, "reason": reason}

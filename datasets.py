@@ -76,12 +76,3 @@ class CaptionDataset(Dataset):
 
     def __getstate__(self):
         return {**self.__dict__, '_file': None, '_owner': None}
-
-
-def load_word_map(data_folder, data_name):
-    """:return: dict word -> index of the data set's vocabulary, <pad> being 0"""
-    path = Path(data_folder) / f'WORDMAP_{data_name}.json'
-    if not path.exists():
-        raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
-                                'data_folder and data_name')
-    return json.loads(path.read_text())

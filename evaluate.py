@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from beam_search import beam_search
-from create_input_files import load_image
+from images import load_image
 from metrics import bleu
 from solver import caption_dataset, encode
 
@@ -72,7 +72,7 @@ def caption_image(model, image, beam_size=3, max_len=50):
     :param image: a file, or uint8 pixels (3, H, W)
     :return: dict: caption (list of words), score (log-probability), finished, alphas (len(caption), h, w) or
         None, image (3, 256, 256) uint8 as the encoder got it
-    :raises create_input_files.InputFilesError: a file that is no readable picture
+    :raises images.ImageFileError: a file that is no readable picture
     """
     pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
     with torch.no_grad():

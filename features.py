@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from datasets import CaptionDataset
-from utils import atomic_path
+from utils import atomic_path, evaluating
 
 
 def encoder_digest(encoder):
@@ -48,9 +48,7 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
             if file.attrs['images'] == images and len(file['features']) == n:
                 return path
 
-    training = encoder.training
-    encoder.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), evaluating(encoder):
         grid = encoder.native_grid(dataset.image(0).unsqueeze(0).to(device)).shape[1:]
         needed, free = n * grid.numel() * 2, shutil.disk_usage(data_folder).free
         if needed > free:
@@ -68,5 +66,4 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
                 grids = encoder.native_grid(batch[0].to(device, non_blocking=True))
                 features[bar.n:bar.n + len(grids)] = grids.cpu().numpy()
                 bar.update(len(grids))
-    encoder.train(training)
     return path

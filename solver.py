@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
-from beam_search import SPECIAL_WORDS, greedy_search
+from beam_search import greedy_search
 from checkpoints import (
     build_model,
     checkpoint_paths,
@@ -25,10 +25,11 @@ from checkpoints import (
     restore_random_states,
     save_checkpoint,
 )
-from datasets import CaptionDataset, load_word_map
+from datasets import CaptionDataset
 from features import encode_images
 from metrics import bleu
 from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
+from vocabulary import SPECIAL_TOKENS, load_word_map
 
 DEFAULTS = dict(
     # data
@@ -256,7 +257,7 @@ def validate(model, dataset):
     :return: dict with ``loss``, ``top5`` (percent), ``bleu4``, ``greedy_bleu4`` (0 to 1)
     """
     cfg, word_map = model.settings, model.word_map
-    special = {word_map[word] for word in SPECIAL_WORDS}
+    special = {word_map[word] for word in SPECIAL_TOKENS}
     model.encoder.eval()
     model.decoder.eval()
     losses, top5 = AverageMeter(), AverageMeter()

@@ -1,4 +1,4 @@
-"""Small helpers shared by every step: atomic files, seeds, running averages, top-k accuracy."""
+"""Small helpers shared by every step: atomic files, seeds, eval mode, running averages, top-k accuracy."""
 
 import os
 import random
@@ -33,6 +33,17 @@ def seed_everything(seed):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def evaluating(module):
+    """Within the block ``module`` is in ``eval()``: dropout off, batch norm on its running statistics."""
+    training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(training)
 
 
 class AverageMeter:

@@ -352,12 +352,13 @@ def test_no_beam_is_refused(beam_size):
         beam_search(Table(TRAP), numbers(1), WORD_MAP, beam_size)
 
 
-def test_scores_that_are_no_numbers_are_refused():
+@pytest.mark.parametrize('search', [beam_search, greedy_search])
+def test_scores_that_are_no_numbers_are_refused(search):
     decoder = network('attention', 1)
     with torch.no_grad():
         decoder.fc.weight[3, 4] = torch.nan
     with pytest.raises(FloatingPointError, match='not numbers'):
-        beam_search(decoder, pictures(3), WORD_MAP)
+        search(decoder, pictures(3), WORD_MAP)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')

@@ -19,9 +19,9 @@ from checkpoints import (
     restore_random_states,
     save_checkpoint,
 )
-from datasets import load_word_map
 from evaluate import caption_split
 from solver import DEFAULTS, caption_dataset, train, validate
+from vocabulary import load_word_map
 
 
 @pytest.fixture(scope='module')

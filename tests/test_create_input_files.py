@@ -15,7 +15,9 @@ import pytest
 from PIL import Image
 
 import create_input_files as cif
-from create_input_files import InputFilesError, create_input_files, load_image
+from create_input_files import InputFilesError, create_input_files
+from images import ImageFileError, load_image
+from vocabulary import SPECIAL_TOKENS
 
 ROOT = Path(__file__).resolve().parent.parent
 COLOUR = (200, 80, 40)
@@ -318,19 +320,19 @@ def noise_file(path, **kwargs):
 def test_truncated_image(tmp_path, name, part):
     path = noise_file(tmp_path / name, **({"progressive": True} if "progressive" in name else {}))
     path.write_bytes(path.read_bytes()[:int(path.stat().st_size * part)])
-    with pytest.raises(InputFilesError, match=f"{name}: this image cannot be decoded"):
+    with pytest.raises(ImageFileError, match=f"{name}: this image cannot be decoded"):
         load_image(path, 32)
 
 
 def test_no_image_and_decompression_bomb(tmp_path, monkeypatch):
     (tmp_path / "x.jpg").write_text("hello")
-    with pytest.raises(InputFilesError, match="x.jpg: this image cannot be decoded"):
+    with pytest.raises(ImageFileError, match="x.jpg: this image cannot be decoded"):
         load_image(tmp_path / "x.jpg")
-    with pytest.raises(InputFilesError, match="y.jpg: this image cannot be decoded.*No such file"):
+    with pytest.raises(ImageFileError, match="y.jpg: this image cannot be decoded.*No such file"):
         load_image(tmp_path / "y.jpg")
     noise_file(tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(InputFilesError, match="bomb.png: this image has too many pixels"):
+    with pytest.raises(ImageFileError, match="bomb.png: this image has too many pixels"):
         load_image(tmp_path / "bomb.png")
 
 
@@ -758,5 +760,5 @@ def test_photos_of_odd_sizes(tmp_path):
             exact = np.asarray(photo.convert("RGB").resize((256, 256), Image.Resampling.BOX))
         assert np.abs(train["images"][i].transpose(1, 2, 0).astype(int) - exact).mean() < 8
     counts = Counter(t for e in entries if e["split"] == "train" for s in e["sentences"] for t in s["tokens"])
-    assert set(word_map) - set(cif.SPECIAL_TOKENS) == {word for word, n in counts.items() if n >= 2}
+    assert set(word_map) - set(SPECIAL_TOKENS) == {word for word, n in counts.items() if n >= 2}
     assert summary["splits"]["TRAIN"]["images"] == len(train["names"]) and not summary["bad_images"]

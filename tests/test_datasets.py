@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from create_input_files import load_image
-from datasets import CaptionDataset, load_word_map
+from datasets import CaptionDataset
+from images import load_image
+from vocabulary import load_word_map
 
 
 @pytest.fixture

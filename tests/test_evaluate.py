@@ -8,14 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from beam_search import SPECIAL_WORDS
 from checkpoints import checkpoint_paths, load_model
-from create_input_files import InputFilesError, create_input_files
+from create_input_files import create_input_files
 from datasets import CaptionDataset
 from evaluate import caption_image, caption_split, evaluate
+from images import ImageFileError
 from metrics import bleu
 from shapes import generate_shapes, judge_captions
 from solver import DEFAULTS, train
+from vocabulary import SPECIAL_TOKENS
 
 
 @pytest.fixture(scope='module')
@@ -53,7 +54,7 @@ def test_each_image_once_in_order(model, tiny_data, split):
     for c in captions:
         assert set(c) == {'name', 'caption', 'score', 'finished', 'references', 'alphas'}
         assert len(c['caption']) <= 12
-        assert not set(c['caption']) & set(SPECIAL_WORDS) and set(c['caption']) <= set(model.word_map)
+        assert not set(c['caption']) & set(SPECIAL_TOKENS) and set(c['caption']) <= set(model.word_map)
         assert c['score'] < 0 and isinstance(c['finished'], bool)
         if model.name == 'Attention':
             assert c['alphas'].shape == (len(c['caption']), 4, 4)
@@ -133,10 +134,10 @@ def test_pictures_of_any_kind(models, tmp_path, mode, size, ending):
 
 
 def test_no_picture(models, tmp_path):
-    with pytest.raises(InputFilesError, match='nowhere.png: this image cannot be decoded'):
+    with pytest.raises(ImageFileError, match='nowhere.png: this image cannot be decoded'):
         caption_image(models[True], tmp_path / 'nowhere.png')
     (tmp_path / 'text.png').write_text('no picture')
-    with pytest.raises(InputFilesError, match='text.png: this image cannot be decoded'):
+    with pytest.raises(ImageFileError, match='text.png: this image cannot be decoded'):
         caption_image(models[True], tmp_path / 'text.png')
 
 

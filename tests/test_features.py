@@ -127,8 +127,10 @@ def test_an_interrupted_run_leaves_nothing(data, monkeypatch):
         return real(images)
 
     monkeypatch.setattr(encoder, 'native_grid', interrupted)
+    encoder.train()
     with pytest.raises(KeyboardInterrupt):
         encode_images(encoder, *data, 'VAL', batch_size=4)
+    assert encoder.training
     assert calls == [1, 4, 2] and left_behind(data[0]) == []
 
 

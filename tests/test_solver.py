@@ -26,9 +26,10 @@ import solver
 from beam_search import Hypothesis
 from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint, save_checkpoint
 from create_input_files import create_input_files
-from datasets import CaptionDataset, load_word_map
+from datasets import CaptionDataset
 from metrics import bleu
 from solver import DEFAULTS, caption_dataset, caption_loss, check_settings, train, train_epoch, validate
+from vocabulary import load_word_map
 
 KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
 

@@ -1,0 +1,40 @@
+"""Words and their indices."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+# no torch here: the decoding processes of create_input_files import this module, and torch takes seconds
+PAD, UNK, START, END = SPECIAL_TOKENS = ('<pad>', '<unk>', '<start>', '<end>')
+
+
+def build_word_map(captions, min_word_freq):
+    """Number the words of the training captions, most frequent first, ties in alphabetical order.
+
+    A word is kept when it occurs at least ``min_word_freq`` times; the classic code, with its ``>``, kept
+    only words seen more often than that.
+
+    :param captions: lists of tokens
+    :param min_word_freq: a word seen less often becomes ``<unk>``
+    :return: dict, word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``
+    """
+    counts = Counter(token for caption in captions for token in caption)
+    words = [word for word, n in counts.items() if n >= min_word_freq and word not in SPECIAL_TOKENS]
+    words.sort(key=lambda word: (-counts[word], word))
+    return {token: index for index, token in enumerate([PAD, *words, UNK, START, END])}
+
+
+def encode_caption(caption, word_map, max_len):
+    """:return: list of max_len + 2 indices, ``<start> words <end> <pad> ...``"""
+    unknown = word_map[UNK]  # also for a word that is spelled like a special token
+    words = [unknown if word in SPECIAL_TOKENS else word_map.get(word, unknown) for word in caption]
+    return [word_map[START], *words, word_map[END]] + [word_map[PAD]] * (max_len - len(caption))
+
+
+def load_word_map(data_folder, data_name):
+    """:return: dict word -> index of the data set's vocabulary"""
+    path = Path(data_folder) / f'WORDMAP_{data_name}.json'
+    if not path.exists():
+        raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
+                                'data_folder and data_name')
+    return json.loads(path.read_text())
