@@ -13,8 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a student gets, besides models.py.
-ASSIGNMENT = ('*.py', '*.ipynb', 'report/*.ipynb', 'report/*.py', 'tests/*.py', 'weights/*.pth',
-              'requirements.txt', 'pyproject.toml', 'README.md', 'docs/**/*')
+ASSIGNMENT = ('*.py', '*.ipynb', 'report/*.ipynb', 'report/*.py', 'tests/**/*.py', 'tests/*.json', 'tests/*.toml',
+              'weights/*.pth', 'requirements.txt', 'pyproject.toml', 'README.md', 'docs/**/*')
 
 
 def assemble(models_file, build_folder):
@@ -39,8 +39,7 @@ def assemble(models_file, build_folder):
         raise ValueError(f'{build} holds files of yours: name an empty folder, or one that assemble made')
 
     model_source = models_file.read_bytes()
-    wanted = {path.relative_to(ROOT) for pattern in ASSIGNMENT for path in ROOT.glob(pattern) if path.is_file()}
-    wanted.add(Path('models.py'))
+    wanted = wanted_files()
     if stamp.exists():
         for old in {Path(line) for line in stamp.read_text().splitlines()} - wanted:
             (build / old).unlink(missing_ok=True)
@@ -56,6 +55,12 @@ def assemble(models_file, build_folder):
         else:
             shutil.copyfile(ROOT / path, target)
     return build
+
+
+def wanted_files():
+    """Paths of the assignment's files, ``models.py`` among them, relative to the repository."""
+    return {path.relative_to(ROOT) for pattern in ASSIGNMENT for path in ROOT.glob(pattern)
+            if path.is_file() and '__pycache__' not in path.parts} | {Path('models.py')}
 
 
 def without_outputs(source):

@@ -1,84 +1,257 @@
-"""The student's ``models.py``, cut from the reference.
+"""What students get: ``python -m instructor.handout`` (``make handout``).
 
-The reference ``instructor/models.py`` marks what students write with ``### BEGIN SOLUTION`` and
-``### END SOLUTION``, right below a comment that starts with ``# TODO 3: Attention.forward`` and gives steps,
-shapes and the equation. Cutting keeps the comment and puts one ``raise NotImplementedError`` in place of the
-block. Run as a program, it writes the root ``models.py``; with ``--check`` it only compares.
+Lays out the assignment with its TODOs open in ``build/handout/captioning`` and packs the folder as a zip, the same
+bytes every time. Then it proves on the result that the solution is not in it and that a student can begin.
 """
 
 import argparse
-import ast
+import io
+import json
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
+import venv
+import zipfile
 from pathlib import Path
 
+from tqdm import tqdm
+
+from instructor.assemble import ROOT, wanted_files, without_outputs
+from instructor.cut import BEGIN, END, REFERENCE, student_source
 from utils import atomic_path
 
-ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / 'instructor' / 'models.py'
-BEGIN, END = '### BEGIN SOLUTION', '### END SOLUTION'
-TITLE = re.compile(r'^\s*# TODO (\d+): (\S+)$')
+sys.path.insert(0, str(ROOT / 'tests'))
+from checking import rubric, rubric_file  # noqa: E402
+
+NAME = 'captioning'
+# Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
+KEPT_BACK = ('tests/given/*', 'docs/mistakes.md', 'README.md')
+PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
+SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
 
-def student_source(reference):
-    """Cut the solution blocks out of a reference source.
+class HandoutError(Exception):
+    """The handout holds something it must not, or lacks something."""
 
-    :param reference: Python source with marked blocks
-    :return: source in which each block raises ``NotImplementedError('TODO n: Class.method ...')``
-    :raises ValueError: a block without its TODO, a TODO with the wrong name or number, an unpaired marker
+
+def files():
+    """What is handed out: path in the folder -> content."""
+    found = {}
+    for path in wanted_files():
+        if any(path.match(pattern) for pattern in KEPT_BACK):
+            continue
+        content = (ROOT / path).read_bytes()
+        if path.suffix == '.ipynb':
+            content = without_outputs(content.decode()).encode()
+        found[path.as_posix()] = content
+    found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
+    found['ASSIGNMENT.md'] = assignment().encode()
+    return dict(sorted(found.items()))
+
+
+def assignment():
+    """ASSIGNMENT.md with the points of the rubric in it."""
+    rows = ['| task | points |', '|:---|---:|']
+    total = 0
+    for todo, entry in rubric().items():
+        points = sum(entry['points'].values())
+        rows.append(f"| TODO {todo}: `{entry['title'].split(':')[0]}`{entry['title'].partition(':')[1]}"
+                    f"{entry['title'].partition(':')[2]} | {points} |")
+        total += points
+    for entry in rubric_file()['by_a_person']:
+        rows.append(f"| {entry['title']} | {entry['points']} |")
+        total += entry['points']
+    rows.append(f'| **in all** | **{total}** |')
+    text = (ROOT / 'instructor' / 'ASSIGNMENT.md').read_text(encoding='utf-8')
+    return text.replace('{{points}}', '\n'.join(rows))
+
+
+def pack(content):
+    """:return: the bytes of the zip"""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in content.items():
+            entry = zipfile.ZipInfo(f'{NAME}/{name}', PACKED_AT)
+            entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def build(folder):
+    """Write the folder and the zip.
+
+    :param folder: emptied first, if an earlier handout is in it
+    :return: folder with the assignment, zip file
     """
-    names = _qualified_names(reference)
-    kept, todo, begin, last_number = [], None, None, 1
-    for number, line in enumerate(reference.splitlines(), 1):
-        marker = line.strip()
-        if begin is None and (title := TITLE.match(line)):
-            todo = int(title[1]), title[2]
-        if marker == BEGIN:
-            if begin is not None or todo is None:
-                raise ValueError(f'line {number}: {BEGIN} inside a block or without a "# TODO n: name" above it')
-            if todo[1] != names.get(number):
-                raise ValueError(f'line {number}: the TODO says {todo[1]}, the block is in {names.get(number)}')
-            if not last_number <= todo[0] <= last_number + 1:
-                raise ValueError(f'line {number}: TODO {todo[0]} follows TODO {last_number}')
-            begin = number
-            message = f'TODO {todo[0]}: {todo[1]} is still to do: follow its steps in models.py'
-            indent = line[:len(line) - len(line.lstrip())]
-            kept += [f'{indent}raise NotImplementedError(', f'{indent}    {message!r})']
-            last_number = todo[0]
-        elif marker == END:
-            if begin is None:
-                raise ValueError(f'line {number}: {END} without {BEGIN}')
-            begin = todo = None
-        elif begin is None:
-            kept.append(line)
-    if begin is not None:
-        raise ValueError(f'line {begin}: {BEGIN} without {END}')
-    return '\n'.join(kept) + '\n'
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()) and not (folder / f'{NAME}.zip').exists():
+        raise HandoutError(f'{folder} holds something else than a handout: name another folder')
+    shutil.rmtree(folder, ignore_errors=True)
+    content = files()
+    for name, data in content.items():
+        path = folder / NAME / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    with atomic_path(folder / f'{NAME}.zip') as temporary:
+        temporary.write_bytes(pack(content))
+    return folder / NAME, folder / f'{NAME}.zip'
 
 
-def _qualified_names(source):
-    """Line number -> 'Class.method' around it."""
-    names = {}
-    for parent in ast.parse(source).body:
-        for node in getattr(parent, 'body', []):
-            if isinstance(parent, ast.ClassDef) and isinstance(node, ast.FunctionDef):
-                # a marker below the last statement still belongs to the function
-                for line in range(node.lineno, node.end_lineno + 2):
-                    names[line] = f'{parent.name}.{node.name}'
-    return names
+# --- What is proved on the result ---
+
+
+def solution_lines():
+    """The lines between the solution markers that say something, without spaces at the ends."""
+    lines, inside = set(), False
+    for line in map(str.strip, REFERENCE.read_text(encoding='utf-8').splitlines()):
+        if line in (BEGIN, END):
+            inside = line == BEGIN
+        elif inside and len(line) >= SHORTEST:
+            lines.add(line)
+    return lines
+
+
+def prove_nothing_is_given_away(archive):
+    """Look through every file of the zip.
+
+    :raises HandoutError: a solution line, a file that is not for students, outputs or names in a notebook
+    """
+    solution = solution_lines()
+    with zipfile.ZipFile(archive) as packed:
+        for name in packed.namelist():
+            data = packed.read(name)
+            path = name.removeprefix(f'{NAME}/')
+            allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png')) \
+                or path == 'weights/shapes_cnn.pth'  # the encoder of the embedded data set, which is given
+            if not allowed or path.startswith(('instructor', '.', 'build')) or '__pycache__' in path:
+                raise HandoutError(f'{path} is not for students')
+            text = data.decode('utf-8', errors='replace')
+            if path == 'models.py':  # the TODOs' steps are comments
+                text = re.sub(r'^ *#.*$', '', text, flags=re.M)
+            if path.endswith('.ipynb'):
+                prove_notebook_is_clean(path, json.loads(text))
+                text = '\n'.join(''.join(cell['source']) for cell in json.loads(text)['cells'])
+            for line in solution:
+                if line in text or line.encode() in data and path != 'models.py':
+                    raise HandoutError(f'{path} holds a line of the solution: {line}')
+            if BEGIN in text or END in text:
+                raise HandoutError(f'{path} holds a solution marker')
+
+
+def prove_notebook_is_clean(path, notebook):
+    extra = set(notebook['metadata']) - {'kernelspec', 'language_info'}
+    if extra:
+        raise HandoutError(f'{path} holds metadata: {", ".join(sorted(extra))}')
+    for cell in notebook['cells']:
+        if cell.get('outputs') or cell.get('execution_count') or set(cell['metadata']) - {'tags'}:
+            raise HandoutError(f'{path} holds outputs or metadata of a run')
+
+
+def prove_it_works(folder, scratch, install=False):
+    """Do in a copy what a student does first, and what he has in the end.
+
+    :param install: make the environment of its requirements too; else this one is used
+    :raises HandoutError: something does not go as it must
+    """
+    folder, scratch = Path(folder), Path(scratch)
+    python = sys.executable
+    steps = [lint, open_todos, early_notebooks, done_todos]
+    with tqdm(total=len(steps) + install, desc='prove the handout', unit='step') as bar:
+        if install:
+            venv.create(scratch / 'env', with_pip=True)
+            python = str(scratch / 'env' / ('Scripts/python.exe' if sys.platform == 'win32' else 'bin/python'))
+            run([python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-r', 'requirements.txt'], folder)
+            bar.update()
+        for step in steps:
+            copy = scratch / step.__name__
+            shutil.copytree(folder, copy)
+            step(copy, python)
+            bar.update()
+
+
+def run(command, folder, code=0):
+    """:return: what the command printed; :raises HandoutError: another exit code"""
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != code:
+        raise HandoutError(f'{" ".join(map(str, command[1:4]))} ended with {done.returncode}:\n{done.stdout[-3000:]}')
+    return done.stdout
+
+
+def lint(folder, python):
+    """Every file parses and lints with the TODOs open."""
+    run([python, '-m', 'ruff', 'check', '--config', str(folder / 'pyproject.toml'), '.'], folder)
+    for path in folder.rglob('*.py'):
+        compile(path.read_text(encoding='utf-8'), str(path), 'exec')
+
+
+def open_todos(folder, python):
+    """The checks report every TODO as not done yet, and nothing as wrong."""
+    printed = run([python, '-m', 'pytest', '-q', '-rs', 'tests'], folder)
+    for todo in rubric():
+        if not re.search(rf'TODO {todo}  to do +0 of', printed):
+            raise HandoutError(f'TODO {todo} is not reported as not done yet:\n{printed[-3000:]}')
+    if 'not done yet' not in printed or 'failed' in printed or 'error' in printed.lower():
+        raise HandoutError(f'the checks say something else than "not done yet":\n{printed[-3000:]}')
+
+
+TINY = """
+import sys
+from notebooks import run_notebook
+from papermill.exceptions import PapermillExecutionError
+sizes = dict(data_folder='data/shapes', data_name='shapes_5_cap_per_img_5_min_word_freq', encoder='shapes_cnn',
+             encoded_image_size=4, output_folder='runs/shapes', device='cpu', embed_dim=8, decoder_dim=8, epochs=1,
+             batch_size=20)
+few = dict(train=12, val=4, test=4)
+"""
+
+
+def early_notebooks(folder, python):
+    """A notebook that is run too early stops at its first TODO, with one sentence."""
+    for name, attention, todo in (('train_rnn', False, 1), ('train_attention', True, 3)):
+        script = TINY + f"""
+try:
+    run_notebook('{name}.ipynb', pictures=few, cfg=dict(sizes, attention={attention}), show=False)
+except PapermillExecutionError as error:
+    print(error.ename, error.evalue)
+"""
+        printed = run([python, '-c', script], folder)
+        if not re.search(rf'NotImplementedError TODO {todo}: \S+ is still to do', printed):
+            raise HandoutError(f'{name}.ipynb does not stop at TODO {todo} with its sentence:\n{printed[-2000:]}')
+
+
+def done_todos(folder, python):
+    """With the reference laid in, every check passes and the notebooks run through."""
+    shutil.copy(REFERENCE, folder / 'models.py')
+    printed = run([python, '-m', 'pytest', '-q', 'tests'], folder)
+    points = sum(sum(entry['points'].values()) for entry in rubric().values())
+    if f'{points} of {points} points' not in printed:
+        raise HandoutError(f'the reference does not get all points:\n{printed[-3000:]}')
+    run([python, '-c', TINY + """
+for name, attention in (('train_rnn', False), ('train_attention', True)):
+    run_notebook(f'{name}.ipynb', pictures=few, cfg=dict(sizes, attention=attention), show=False)
+for name in ('test', 'caption'):
+    run_notebook(f'{name}.ipynb', show=False)
+"""], folder)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--check', action='store_true', help='only say whether models.py is up to date')
+    parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'handout', help='where to build it')
+    parser.add_argument('--install', action='store_true', help='also prove that its environment installs (minutes)')
     arguments = parser.parse_args()
-    source, target = student_source(REFERENCE.read_text()), ROOT / 'models.py'
-    if arguments.check:
-        if not target.exists() or target.read_text() != source:
-            sys.exit('models.py is not what instructor/models.py gives: run python -m instructor.handout')
-    else:
-        with atomic_path(target) as temporary:
-            temporary.write_text(source)
+    try:
+        folder, archive = build(arguments.build)
+        if pack(files()) != archive.read_bytes():
+            raise HandoutError('a second packing gives other bytes')
+        prove_nothing_is_given_away(archive)
+        with tempfile.TemporaryDirectory() as scratch:
+            prove_it_works(folder, scratch, arguments.install)
+    except HandoutError as error:
+        sys.exit(f'error: {error}')
+    print(f'\nfolder  {folder}\nzip     {archive}  ({archive.stat().st_size / 1e6:.1f} MB)')
 
 
 if __name__ == '__main__':

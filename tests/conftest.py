@@ -1,54 +1,63 @@
-"""Shared by all tests: a tiny data set of shapes, prepared once, and small models.
+"""What the checks of the TODOs share: running the probes on ``models.py``, and the table at the end."""
 
-Tests run on an assembled copy (``python -m instructor.test``) or on a student's own folder. A TODO that is still
-open is reported as skipped, "not done yet", not as an error.
-"""
-
-import os
-from pathlib import Path
+import functools
+import re
 
 import pytest
-import torch
+from checking import Lab, Stored, rubric
 
-from create_input_files import create_input_files
-from shapes import generate_shapes
+RESULTS = pytest.StashKey()
 
-ROOT = Path(__file__).resolve().parent.parent
+
+@pytest.fixture(scope='session')
+def bench():
+    """How probes are run, what must come out, and on which inputs: on ``models.py``, in this process."""
+    import probes
+
+    inputs = probes.Inputs()
+    try:
+        import models
+    except Exception as error:  # a syntax error, say: every check reports it
+        broken = probes.describe(error, None)
+        return lambda probe: broken, Stored(), inputs
+    return functools.cache(lambda probe: probes.run(probe, models, inputs)), Stored(), inputs
+
+
+@pytest.fixture
+def lab(request, bench):
+    """The checks' view of the TODO that the test file is named after."""
+    return Lab(todo_of(request.node), *bench)
+
+
+def todo_of(item):
+    """Number of the TODO that a test belongs to, or None."""
+    found = re.fullmatch(r'test_todo(\d+)', item.path.stem)
+    return int(found[1]) if found else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if call.excinfo and call.excinfo.errisinstance(NotImplementedError) and 'TODO' in str(call.excinfo.value):
-        report.outcome = 'skipped'
-        report.longrepr = (str(item.path), item.location[1], f'not done yet: {call.excinfo.value}')
+    todo = todo_of(item)
+    if todo is not None and (report.when == 'call' or report.outcome != 'passed'):
+        item.config.stash.setdefault(RESULTS, {})[todo, item.originalname] = report.outcome
     return report
 
 
-torch.set_num_threads(1)  # for matrices as small as the tests', threads only wait for one another
-
-
-@pytest.fixture(scope='session')
-def shared_data():
-    """The real photos and published figures; tests that need them are skipped where they are not there."""
-    folder = Path(os.environ.get('CAPTIONING_SHARED_DATA', ROOT.parent / 'shared' / 'data'))
-    if not folder.exists():
-        pytest.skip(f'{folder} is not there')
-    return folder
-
-
-@pytest.fixture(scope='session')
-def tiny_data(tmp_path_factory):
-    """Settings that find a prepared set of 24 + 6 + 6 pictures."""
-    folder = tmp_path_factory.mktemp('tiny')
-    json_path = generate_shapes(folder, train=24, val=6, test=6)
-    summary = create_input_files('shapes', json_path, folder, min_word_freq=1, output_folder=folder, workers=1)
-    return dict(data_folder=str(folder), data_name=summary['data_name'])
-
-
-@pytest.fixture
-def tiny_cfg(tiny_data, tmp_path):
-    """Settings of a training that takes a second or two."""
-    return dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16,
-                attention_dim=10, dropout=0.3, epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu',
-                output_folder=str(tmp_path / 'runs'))
+def pytest_terminal_summary(terminalreporter, config):
+    """TODO, done / wrong / to do, points; only of the TODOs that were looked at."""
+    results = config.stash.get(RESULTS, {})
+    if not results:
+        return
+    terminalreporter.section('TODOs')
+    total = reached = 0
+    for todo, entry in rubric().items():
+        seen = {name: outcome for (number, name), outcome in results.items() if number == todo}
+        if not seen:
+            continue
+        points = sum(entry['points'].get(name, 0) for name, outcome in seen.items() if outcome == 'passed')
+        possible = sum(entry['points'].get(name, 0) for name in seen)
+        state = ('wrong' if 'failed' in seen.values() else 'to do' if 'skipped' in seen.values() else 'done')
+        terminalreporter.write_line(f'TODO {todo}  {state:6} {points:3} of {possible:2} points   {entry["title"]}')
+        total, reached = total + possible, reached + points
+    terminalreporter.write_line(f'{"in all":14} {reached:3} of {total:2} points')

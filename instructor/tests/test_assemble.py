@@ -9,7 +9,7 @@ import pytest
 from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble, without_outputs
-from instructor.handout import BEGIN, END, REFERENCE, student_source
+from instructor.cut import BEGIN, END, REFERENCE, student_source
 from notebooks import run_notebook
 
 TOP_LEVEL = ['create_input_files.py', 'models.py', 'datasets.py', 'solver.py', 'utils.py', 'train_rnn.ipynb',
@@ -18,16 +18,16 @@ TOP_LEVEL = ['create_input_files.py', 'models.py', 'datasets.py', 'solver.py', '
 
 def test_student_models_are_what_the_reference_gives():
     assert (ROOT / 'models.py').read_text() == student_source(REFERENCE.read_text()), \
-        'models.py drifted from instructor/models.py: run python -m instructor.handout'
+        'models.py drifted from instructor/models.py: run python -m instructor.cut'
 
 
 def test_check_finds_a_drift(tmp_path, monkeypatch):
-    from instructor import handout
+    from instructor import cut
     (tmp_path / 'models.py').write_text((ROOT / 'models.py').read_text() + '# changed\n')
-    monkeypatch.setattr(handout, 'ROOT', tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['handout', '--check'])
-    with pytest.raises(SystemExit, match='python -m instructor.handout'):
-        handout.main()
+    monkeypatch.setattr(cut, 'ROOT', tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['cut', '--check'])
+    with pytest.raises(SystemExit, match='python -m instructor.cut'):
+        cut.main()
 
 
 def test_no_line_of_a_solution_is_left():

@@ -19,7 +19,7 @@ from create_input_files import InputFilesError, create_input_files
 from images import ImageFileError, load_image
 from vocabulary import SPECIAL_TOKENS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COLOUR = (200, 80, 40)
 
 

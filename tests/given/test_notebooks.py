@@ -12,7 +12,7 @@ import pytest
 
 from notebooks import run_notebook
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PICTURES = dict(train=12, val=4, test=4)
 SIZES = dict(embed_dim=8, decoder_dim=8, epochs=1, batch_size=20)
 

@@ -1,0 +1,116 @@
+"""``tests/expected.json``: what the probes give on the reference, and on every mistake of the library.
+
+The students' checks read it, so they compare with the reference and name known mistakes without holding a line of
+the solution. Run as a program, it writes the file; with ``--check`` it only compares.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from tqdm import tqdm
+
+from instructor.assemble import ROOT
+from instructor.cut import REFERENCE
+from instructor.mistakes import mistakes
+from utils import atomic_path
+
+sys.path.insert(0, str(ROOT / 'tests'))
+import checking  # noqa: E402
+import probes  # noqa: E402
+
+EXPECTED = ROOT / 'tests' / 'expected.json'
+UNSTEADY = ('speed',)  # probes that measure time
+# which probes belong to a TODO
+OF_TODO = {
+    1: [name for name in probes.PROBES if name.startswith('plain') and not name.startswith(
+        ('plain_forward', 'plain_learning', 'plain_speed'))],
+    2: [name for name in probes.PROBES if name.startswith(('plain_forward', 'plain_learning', 'plain_speed'))],
+    3: [name for name in probes.PROBES if name.startswith('attention')],
+    4: [name for name in probes.PROBES if name.startswith('attentive') and not name.startswith(
+        ('attentive_forward', 'attentive_learning', 'attentive_speed'))],
+    5: [name for name in probes.PROBES if name.startswith(
+        ('attentive_forward', 'attentive_learning', 'attentive_speed'))],
+}
+
+
+def load(source, folder):
+    """A ``models.py`` from its source, as a module of its own."""
+    path = Path(folder) / 'models.py'
+    path.write_text(source, encoding='utf-8')
+    spec = importlib.util.spec_from_file_location('models_under_test', path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reference_results(models, inputs, names=None):
+    """probe -> mode -> result, for all ways in which a solution may be probed."""
+    found = {}
+    for name in names or probes.PROBES:
+        if name.endswith(UNSTEADY):
+            continue
+        for stand_ins in (True, False):
+            result = probes.run(name, models, dataclasses.replace(inputs, stand_ins=stand_ins))
+            if 'error' in result:
+                raise RuntimeError(f"the reference stops in the probe {name}: {result['error']}")
+            found.setdefault(name, {})[result.get('mode', '')] = result
+    return found
+
+
+def rounded(value):
+    if isinstance(value, float):
+        return float(f'{value:.10g}')
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def expected():
+    """The content of the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        reference = reference_results(load(REFERENCE.read_text(encoding='utf-8'), folder), probes.Inputs())
+        known = {}
+        for mistake in tqdm(mistakes(), desc='mistakes', unit='mistake', leave=False):
+            models = load(mistake.source(), folder)
+            for name in OF_TODO[mistake.todo]:
+                result = probes.run(name, models)
+                right = [checking.signature(r) for r in reference.get(name, {}).values()]
+                found = checking.signature(result)
+                if found != {'slow': False} and not any(checking.same_signature(found, r) for r in right):
+                    known.setdefault(name, {})[mistake.about] = found
+    return {
+        'expected': {name: {mode: rounded(checking.to_json(result)) for mode, result in modes.items()}
+                     for name, modes in reference.items()},
+        'mistakes': known}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--check', action='store_true', help='only say whether tests/expected.json is up to date')
+    content = json.dumps(expected())
+    if parser.parse_args().check:
+        if not same(json.loads(content), json.loads(EXPECTED.read_text())):
+            sys.exit('tests/expected.json is not what the reference gives: run python -m instructor.expected')
+    else:
+        with atomic_path(EXPECTED) as temporary:
+            temporary.write_text(content)
+
+
+def same(one, other):
+    """Equal but for rounding, which differs between machines."""
+    if isinstance(one, dict):
+        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) <= 1e-4 * (1 + abs(one))
+    return one == other
+
+
+if __name__ == '__main__':
+    main()

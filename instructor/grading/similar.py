@@ -1,0 +1,73 @@
+"""Near-identical ``models.py`` files, for a person to look at.
+
+Names, comments, strings and layout are ignored and the given code is left out, so what is compared is how the TODOs
+are written. The TODOs leave little freedom: two honest solutions may well look alike. It is a list of pairs to read,
+not a verdict.
+"""
+
+import io
+import itertools
+import keyword
+import tokenize
+
+from instructor.assemble import ROOT
+from instructor.grading.submissions import SubmissionError, read_submission
+
+WINDOW = 16      # tokens that must follow one another
+ALIKE = 0.9      # share of the smaller file's windows
+FEWEST = 60      # windows; less is too little to compare
+
+
+def tokens(source):
+    """Kinds of tokens, names replaced by the place of their first use: renaming changes nothing."""
+    found = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+                              tokenize.STRING, tokenize.ENDMARKER):
+                continue
+            is_name = token.type == tokenize.NAME and not keyword.iskeyword(token.string)
+            found.append('name' if is_name else token.string)
+    except (tokenize.TokenError, SyntaxError):
+        pass  # what could be read so far
+    return found
+
+
+def windows(source, given=frozenset()):
+    found = tokens(source)
+    return {tuple(found[i:i + WINDOW]) for i in range(len(found) - WINDOW + 1)} - given
+
+
+def pairs(sources):
+    """
+    :param sources: name -> source of a ``models.py``
+    :return: list of (share, name, name), most alike first
+    """
+    given = frozenset(windows((ROOT / 'models.py').read_text(encoding='utf-8')))
+    found = {name: windows(source, given) for name, source in sources.items()}
+    found = {name: own for name, own in found.items() if len(own) >= FEWEST}
+    alike = []
+    for (one, first), (other, second) in itertools.combinations(found.items(), 2):
+        share = len(first & second) / min(len(first), len(second))
+        if share >= ALIKE:
+            alike.append((share, one, other))
+    return sorted(alike, reverse=True)
+
+
+def report(paths):
+    """A page in Markdown.
+
+    :param paths: name -> submission
+    """
+    sources = {}
+    for name, path in paths.items():
+        try:
+            sources[name] = read_submission(path).code()['models.py'].decode('utf-8', errors='replace')
+        except (SubmissionError, OSError):
+            continue
+    found = pairs(sources)
+    lines = ['# Solutions that are written nearly alike', '', __doc__.split('\n\n')[1].replace('\n', ' '), '']
+    if not found:
+        return '\n'.join([*lines, 'None.', ''])
+    lines += ['| alike | submission | submission |', '|---:|:---|:---|']
+    return '\n'.join([*lines, *(f'| {share:.0%} | {one} | {other} |' for share, one, other in found), ''])

@@ -1,0 +1,59 @@
+"""Every mistake of the library is caught and named by its TODO's checks; every right solution passes."""
+
+import functools
+import re
+
+import pytest
+
+from instructor import expected
+from instructor.expected import load, probes
+from instructor.judge import TODOS, checking, checks, judge
+from instructor.mistakes import correct_solutions, mistakes
+
+SLOW = ('test_learns_a_few_captions_by_heart', 'test_speed')
+MISTAKES, CORRECT = mistakes(), correct_solutions()
+
+
+def verdicts(source, folder, todo, skip=()):
+    models = load(source, folder)
+    return judge(todo, functools.cache(lambda probe: probes.run(probe, models)), checking.Stored(), probes.Inputs(),
+                 skip)
+
+
+@pytest.mark.parametrize('mistake', MISTAKES, ids=lambda m: f'{m.todo}: {m.name}')
+def test_mistake_is_caught_and_named_by_its_todo_alone(mistake, tmp_path):
+    source = mistake.source()
+    own = verdicts(source, tmp_path, mistake.todo)
+    failed = [verdict for verdict in own if verdict.outcome == 'failed']
+    assert failed, 'the checks of its TODO let it pass'
+    assert any(mistake.about in verdict.message for verdict in failed), [v.message for v in failed]
+    for verdict in failed:
+        assert re.match(rf'TODO {mistake.todo}, \w+\.\w+: expected .*; here .*', verdict.message)
+        assert '\n' not in verdict.message
+    for todo in TODOS:
+        if todo != mistake.todo:
+            assert [v for v in verdicts(source, tmp_path, todo, SLOW) if v.outcome != 'passed'] == []
+
+
+@pytest.mark.parametrize('solution', CORRECT, ids=lambda s: s.name)
+def test_right_solution_gets_every_point(solution, tmp_path):
+    for todo in TODOS:
+        assert [v for v in verdicts(solution.source(), tmp_path, todo) if v.outcome != 'passed'] == []
+
+
+def test_library_is_large_and_its_names_are_unique():
+    assert len(MISTAKES) >= 40 and len(CORRECT) >= 12
+    assert len({(m.todo, m.name) for m in MISTAKES}) == len(MISTAKES)
+    assert len({s.name for s in CORRECT}) == len(CORRECT)
+    assert all(m.about[0].islower() or m.about[0].isupper() for m in MISTAKES)
+
+
+def test_rubric_and_checks_are_the_same():
+    for todo, entry in checking.rubric().items():
+        assert list(entry['points']) == [name for name, _ in checks(todo)]
+        assert all(points > 0 for points in entry['points'].values())
+
+
+def test_expected_values_are_up_to_date():
+    import json
+    assert expected.same(json.loads(json.dumps(expected.expected())), json.loads(expected.EXPECTED.read_text()))

@@ -1,0 +1,54 @@
+"""Shared by all tests: a tiny data set of shapes, prepared once, and small models.
+
+Tests run on an assembled copy (``python -m instructor.test``) or on a student's own folder. A TODO that is still
+open is reported as skipped, "not done yet", not as an error.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from create_input_files import create_input_files
+from shapes import generate_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.excinfo and call.excinfo.errisinstance(NotImplementedError) and 'TODO' in str(call.excinfo.value):
+        report.outcome = 'skipped'
+        report.longrepr = (str(item.path), item.location[1], f'not done yet: {call.excinfo.value}')
+    return report
+
+
+torch.set_num_threads(1)  # for matrices as small as the tests', threads only wait for one another
+
+
+@pytest.fixture(scope='session')
+def shared_data():
+    """The real photos and published figures; tests that need them are skipped where they are not there."""
+    folder = Path(os.environ.get('CAPTIONING_SHARED_DATA', ROOT.parent / 'shared' / 'data'))
+    if not folder.exists():
+        pytest.skip(f'{folder} is not there')
+    return folder
+
+
+@pytest.fixture(scope='session')
+def tiny_data(tmp_path_factory):
+    """Settings that find a prepared set of 24 + 6 + 6 pictures."""
+    folder = tmp_path_factory.mktemp('tiny')
+    json_path = generate_shapes(folder, train=24, val=6, test=6)
+    summary = create_input_files('shapes', json_path, folder, min_word_freq=1, output_folder=folder, workers=1)
+    return dict(data_folder=str(folder), data_name=summary['data_name'])
+
+
+@pytest.fixture
+def tiny_cfg(tiny_data, tmp_path):
+    """Settings of a training that takes a second or two."""
+    return dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16,
+                attention_dim=10, dropout=0.3, epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu',
+                output_folder=str(tmp_path / 'runs'))

@@ -1,0 +1,43 @@
+"""TODO 4: the layers of ``DecoderWithAttention``, its first state, one gated step."""
+
+from layer_checks import check_dropout, check_gradients, check_layers
+
+STEP = 'DecoderWithAttention.one_step'
+
+
+def test_layers(lab):
+    check_layers(lab('attentive_layers', 'DecoderWithAttention.__init__'), 'attentive')
+
+
+def test_first_state_comes_from_the_mean_pixel(lab):
+    """h = init_h(mean pixel), c = init_c(mean pixel)."""
+    lab('attentive_start', 'DecoderWithAttention.init_hidden_state').same(
+        'h', 'c', shape='batch_size, decoder_dim', cause='the mean is taken over the pixels, dim 1; first h, then c')
+
+
+def test_one_step(lab):
+    """z, alpha = attention; h, c = LSTM([word; beta * z], (h, c)); scores = fc(h)."""
+    found = lab('attentive_step', STEP)
+    found.same('alpha', shape='batch_size, num_pixels',
+               cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
+    found.same('h', 'c', shape='batch_size, decoder_dim',
+               cause='decode_step reads [embeddings; beta * z] in this order, from (h, c)')
+    found.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
+
+
+def test_gate_scales_what_is_seen(lab):
+    """beta = sigmoid(f_beta(h)) lies between 0 and 1 and multiplies z (sec. 4.2.1)."""
+    found = lab('attentive_gate', STEP)
+    for name in ('shut', 'half open', 'open'):
+        found.same(f'h, gate {name}', shape='batch_size, decoder_dim',
+                   cause=f'with f_beta at {dict(shut=-1000, open=1000).get(name, 0)} the LSTM must read '
+                         f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta = sigmoid(f_beta(h))')
+    lab('attentive_step', STEP).same('h', cause='beta is computed from the old h, entry by entry')
+
+
+def test_dropout(lab):
+    check_dropout(lab('attentive_dropout', STEP))
+
+
+def test_gradients(lab):
+    check_gradients(lab('attentive_step_gradient', STEP))
