@@ -1,15 +1,22 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs.
+# For instructors: make handout (folder and zip for students), make gradescope (its autograder zip).
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test clean
+.PHONY: demo test handout gradescope clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
+
+handout: $(VENV)/.ready
+	$(PY) -m instructor.handout --install
+
+gradescope: $(VENV)/.ready
+	$(PY) -m instructor.gradescope
 
 # The environment, made anew when the requirements change.
 $(VENV)/.ready: requirements.txt

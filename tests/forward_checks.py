@@ -57,6 +57,7 @@ def check_no_later_word_is_seen(lab, kind):
             late = [s for s in range(t, length - 1) if not moved[s]]
             found.require(not late, f'predictions from {t} on to depend on word {t}',
                           f'prediction {late[:1]} does not', 'step t reads the true word t, and h and c carry it on')
+        found.same(f'after word {t}', shape='length, mixture', cause='step t reads the true word t')
 
 
 def check_captions_do_not_touch_each_other(lab, kind):

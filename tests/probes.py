@@ -305,9 +305,13 @@ def gradients(inputs, outputs, tensors):
     found = [None] * len(tensors)
     if torch.is_tensor(loss):
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    return {f"gradient of {name.replace('_l0', '')}": torch.zeros(2) if gradient is None else torch.stack(
-        [gradient.norm(), (gradient * inputs.wave(*gradient.shape, shift=0.5)).sum()])
+    return {f"gradient of {name.replace('_l0', '')}": torch.zeros(2) if gradient is None else mixture(inputs, gradient)
             for name, gradient in zip(tensors, found, strict=True)}
+
+
+def mixture(inputs, tensor):
+    """A tensor in two numbers: its length and a mixture of its entries."""
+    return torch.stack([tensor.norm(), (tensor * inputs.wave(*tensor.shape, shift=0.5)).sum()])
 
 
 class Devices(torch.overrides.TorchFunctionMode):
@@ -625,8 +629,8 @@ def forward_time(models, inputs, kind):
             other = tokens.clone()
             other[:, t] = (other[:, t] + 1) % inputs.vocab_size
             after = call_forward(decoder, inputs.pictures(), other, lengths)['predictions']
-            noticed = ((after - before).abs().amax(2) > 1e-9).int()
-            found[f'word {t}'] = noticed
+            found[f'word {t}'] = ((after - before).abs().amax(2) > 1e-9).int()
+            found[f'after word {t}'] = mixture(inputs, after)
     return found
 
 
@@ -691,15 +695,15 @@ def speed(models, inputs, kind):
     big = dataclasses.replace(inputs, batch=64, height=5, width=5, encoder_dim=48, embed_dim=40, decoder_dim=64,
                               attention_dim=56, vocab_size=200, lengths=(22,) * 64, columns=22)
     if kind == 'attention':
-        attention, (h, _), pictures = new_attention(models, big), big.states(), big.pictures()
+        attention, (h, _), pictures, mode = new_attention(models, big), big.states(), big.pictures(), ''
 
         def work():
-            attention(pictures, h)
+            return attention(pictures, h)[0]
     else:
-        decoder, _ = forward_decoder(models, big, kind)
+        decoder, mode = forward_decoder(models, big, kind)
 
         def work():
-            decoder(big.pictures(), *big.captions())
+            return call_forward(decoder, big.pictures(), *big.captions())['predictions']
     matrix = big.wave(4 * big.decoder_dim, 2 * big.decoder_dim)
     batch = big.wave(big.batch, 2 * big.decoder_dim)
     pixels = big.wave(big.batch, big.num_pixels, big.attention_dim)
@@ -713,7 +717,8 @@ def speed(models, inputs, kind):
             batch.clone().view(-1)
 
     with torch.no_grad():
-        return {'seconds': best_time(work), 'yardstick': best_time(yardstick)}
+        return {'result': mixture(inputs, is_tensor(work(), 'the result')), 'seconds': best_time(work),
+                'yardstick': best_time(yardstick), 'mode': mode}
 
 
 def best_time(work, repeats=5):

@@ -52,7 +52,7 @@ def child(request, out, lab):
         result = probes.run(request['probe'], models, inputs) if request['probe'] != 'import' else {}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too
         result = probes.describe(error, None)
-    data = json.dumps(checking.to_json(result)).encode()
+    data = json.dumps(checking.to_json(result)).encode() + b'\n'
     view = memoryview(data)
     while view:
         view = view[os.write(out, view):]
@@ -80,7 +80,8 @@ def answer(request, lab):
             continue
         piece = os.read(into, 1 << 16)
         data += piece
-        if not piece or len(data) > RESULT_LIMIT:
+        # the line's end, not the pipe's: a process left behind may hold that open
+        if not piece or piece.endswith(b'\n') or len(data) > RESULT_LIMIT:
             break
     os.close(into)
     with contextlib.suppress(ProcessLookupError, PermissionError):

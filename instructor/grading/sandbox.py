@@ -99,8 +99,10 @@ class Sandbox:
         else:
             command = [sys.executable, '-s', '-B', str(RUNNER), str(self.lab)]
             environment = {'PATH': os.environ.get('PATH', ''), 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
+        # never as root, who may do anything; in bubblewrap setpriv sees to it
+        nobody = dict(user=NOBODY, group=NOBODY, extra_groups=[]) if os.getuid() == 0 and not bubblewrap() else {}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, env=environment, start_new_session=True)
+                                        stderr=subprocess.DEVNULL, env=environment, start_new_session=True, **nobody)
         self.buffer = b''
         ready = self._read(START)
         if ready != {'ready': True}:

@@ -1,6 +1,7 @@
 """Every mistake of the library is caught and named by its TODO's checks; every right solution passes."""
 
 import functools
+import json
 import re
 
 import pytest
@@ -9,9 +10,11 @@ from instructor import expected
 from instructor.expected import load, probes
 from instructor.judge import TODOS, checking, checks, judge
 from instructor.mistakes import correct_solutions, mistakes
+from instructor.mistakes.__main__ import TABLE, table
 
 SLOW = ('test_learns_a_few_captions_by_heart', 'test_speed')
 MISTAKES, CORRECT = mistakes(), correct_solutions()
+CAUGHT = {}  # filled by the first test, for the table in the docs
 
 
 def verdicts(source, folder, todo, skip=()):
@@ -25,6 +28,7 @@ def test_mistake_is_caught_and_named_by_its_todo_alone(mistake, tmp_path):
     source = mistake.source()
     own = verdicts(source, tmp_path, mistake.todo)
     failed = [verdict for verdict in own if verdict.outcome == 'failed']
+    CAUGHT[mistake.todo, mistake.name] = [verdict.test for verdict in failed]
     assert failed, 'the checks of its TODO let it pass'
     assert any(mistake.about in verdict.message for verdict in failed), [v.message for v in failed]
     for verdict in failed:
@@ -54,6 +58,11 @@ def test_rubric_and_checks_are_the_same():
         assert all(points > 0 for points in entry['points'].values())
 
 
+def test_table_in_the_docs_is_up_to_date():
+    if len(CAUGHT) < len(MISTAKES):
+        pytest.skip('needs all mistakes to have been tried')
+    assert table(CAUGHT) == TABLE.read_text(encoding='utf-8'), 'run python -m instructor.mistakes'
+
+
 def test_expected_values_are_up_to_date():
-    import json
     assert expected.same(json.loads(json.dumps(expected.expected())), json.loads(expected.EXPECTED.read_text()))

@@ -1,0 +1,54 @@
+"""The table of mistakes against checks: ``python -m instructor.mistakes`` writes ``docs/mistakes.md``."""
+
+import functools
+import tempfile
+
+from tqdm import tqdm
+
+from instructor.assemble import ROOT
+from instructor.expected import load, probes
+from instructor.judge import checking, judge
+from instructor.mistakes import correct_solutions, mistakes
+from utils import atomic_path
+
+TABLE = ROOT / 'docs' / 'mistakes.md'
+
+
+def caught_by(mistake, folder):
+    """Names of the checks of its TODO that fail."""
+    models = load(mistake.source(), folder)
+    run = functools.cache(lambda probe: probes.run(probe, models))
+    return [v.test for v in judge(mistake.todo, run, checking.Stored(), probes.Inputs()) if v.outcome == 'failed']
+
+
+def table(caught):
+    """
+    :param caught: (todo, name) of a mistake -> names of the checks that fail
+    :return: the page
+    """
+    lines = ['# Mistakes, and the checks that catch them', '',
+             f'Made by `python -m instructor.mistakes`. {len(mistakes())} mistakes, each caught by the checks of its '
+             'own TODO alone, with a',
+             f'message that names it (`instructor/tests/test_mistakes.py`); {len(correct_solutions())} right solutions '
+             'written in other ways get every point.', '']
+    for todo, entry in checking.rubric().items():
+        lines += [f'## TODO {todo}. {entry["title"]}', '', '| mistake | what it is | caught by |', '|:---|:---|:---|']
+        for mistake in mistakes():
+            if mistake.todo == todo:
+                names = ', '.join(name.removeprefix('test_').replace('_', ' ') for name in caught[todo, mistake.name])
+                lines.append(f'| {mistake.name} | {mistake.about} | {names} |')
+        lines.append('')
+    lines += ['## Right solutions', '', '| solution | what is different |', '|:---|:---|',
+              *(f'| {solution.name} | {solution.about} |' for solution in correct_solutions()), '']
+    return '\n'.join(lines)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        caught = {(m.todo, m.name): caught_by(m, folder) for m in tqdm(mistakes(), desc='mistakes', unit='mistake')}
+    with atomic_path(TABLE) as temporary:
+        temporary.write_text(table(caught), encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

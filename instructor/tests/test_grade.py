@@ -1,0 +1,374 @@
+"""Right solutions, mistakes and attacks, graded in one go: every row of the table is right."""
+
+import csv
+import json
+import os
+import pickle
+import socket
+import stat
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from instructor.assemble import ROOT
+from instructor.cut import REFERENCE
+from instructor.grade import fingerprint, grade_all, gradescope, page, printable, table, unique_names, zero
+from instructor.grading import sandbox
+from instructor.grading.submissions import SubmissionError, read_submission
+from instructor.judge import checking
+from instructor.mistakes import correct_solutions, mistakes
+
+RIGHT = REFERENCE.read_text(encoding='utf-8')
+OPEN = (ROOT / 'models.py').read_text(encoding='utf-8')
+ALL = {todo: sum(entry['points'].values()) for todo, entry in checking.rubric().items()}
+QUERY = '        query = self.decoder_att(decoder_hidden)\n'  # a line of the reference in Attention.forward
+
+# What comes before or after a models.py; every attack is on one of the two: nothing done, or all right.
+AT_THE_TOP = {
+    'endless_loop': 'while True:\n    pass\n',
+    'not_installed': 'import a_package_that_nobody_has\n',
+    'exits': 'import os\nos._exit(0)\n',
+    'sys_exits': 'import sys\nsys.exit(0)\n',
+    'forks': 'import os\nwhile True:\n    os.fork()\n',
+    'kills_its_parent': 'import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n',
+    'kills_everybody': 'import os, signal\nos.kill(-1, signal.SIGKILL)\n',
+    'all_memory': 'hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 28))\n',
+    'syntax_error': 'def (\n',
+}
+ON_OPEN_TODOS = {
+    'fake_report': """
+print('70 passed in 1.00s')
+import sys
+sys.stderr.write('{"score": 70}\\n')
+for number in range(3, 60):
+    try:
+        import os
+        os.write(number, b'{"id": 1, "result": {}}\\n')
+    except OSError:
+        pass
+""",
+    'writes_results': """
+import json, os
+for folder in ('.', '/tmp', '/lab', '/autograder/results', os.path.expanduser('~')):
+    try:
+        with open(os.path.join(folder, 'results.json'), 'w') as file:
+            json.dump({'score': 70}, file)
+    except OSError:
+        pass
+""",
+    'replaces_the_checks': """
+import sys, types
+import numpy, torch
+torch.allclose = torch.equal = lambda *a, **k: True
+torch.testing.assert_close = lambda *a, **k: None
+numpy.allclose = lambda *a, **k: True
+import checking, probes
+checking.Found.same = checking.Found.require = checking.Found.wrong = lambda *a, **k: None
+checking.rubric = lambda: {}
+sys.modules['pytest'] = types.ModuleType('pytest')
+probes.run = lambda *a, **k: {'h': numpy.zeros(3), 'mode': 'stand-in'}
+""",
+    # the public values are in the handout; they must not be worth anything
+    'answers_with_the_public_values': """
+import json, pathlib
+import checking, probes
+known = json.loads((pathlib.Path(probes.__file__).parent / 'expected.json').read_text())['expected']
+probes.run = lambda name, *a: checking.from_json(
+    known.get(name, {}).get('stand-in', known.get(name, {}).get('', {'seconds': 1.0, 'yardstick': 1.0})))
+""",
+    'reads_the_reference': f"""
+import pathlib, sys
+for place in ({str(REFERENCE)!r}, '/lab/instructor/models.py', '../instructor/models.py', '/runner.py'):
+    try:
+        text = pathlib.Path(place).read_text()
+        if 'BEGIN SOLUTION' in text:
+            exec(compile(text, place, 'exec'))
+    except OSError:
+        pass
+for frame in list(sys._current_frames().values()):
+    while frame:
+        for value in list(frame.f_locals.values()) + list(frame.f_globals.values()):
+            if type(value).__name__ == 'module' and hasattr(value, 'Attention'):
+                globals().update({{k: v for k, v in vars(value).items() if k[0].isupper()}})
+        frame = frame.f_back
+""",
+}
+ON_ALL_RIGHT = {  # a nuisance costs nothing
+    'prints_a_gigabyte': """
+import sys
+for _ in range(1000):
+    print('x' * 1000000)
+    sys.stderr.write('y' * 1000)
+""",
+    'warns': """
+import sys, warnings
+warnings.warn('a warning')
+sys.stderr.write('Traceback (most recent call last)')
+""",
+    'deletes_files': """
+import os, shutil
+for folder in ('/lab', '/tmp', '/usr', '/root', '/home', os.path.expanduser('~'), os.getcwd()):
+    shutil.rmtree(folder, ignore_errors=True)
+""",
+    'leaves_a_process_behind': """
+import os
+if os.fork() == 0:
+    import time
+    while True:
+        time.sleep(1)
+""",
+}
+IN_ONE_METHOD = {  # only what was not shown is lost
+    'loops_in_attention': '        while True:\n            pass\n',
+    'exits_in_attention': '        import os\n        os._exit(0)\n',
+    'kills_in_attention': '        import os\n        os.kill(os.getppid(), 9)\n',
+    'hoards_in_attention': '        hoard = []\n        while True:\n            hoard.append(bytearray(1 << 28))\n',
+}
+NETWORK = """
+import socket
+for host in ('127.0.0.1', 'localhost', '::1'):
+    try:
+        socket.create_connection((host, {port}), timeout=1).close()
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture(scope='module')
+def listener():
+    """A server on this machine that counts who connects."""
+    server, seen = socket.create_server(('127.0.0.1', 0)), []
+
+    def accept():
+        while True:
+            try:
+                seen.append(server.accept()[1])
+            except OSError:
+                return
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield server.getsockname()[1], seen
+    server.close()
+
+
+@pytest.fixture(scope='module')
+def graded(tmp_path_factory, listener):
+    """All submissions, graded once: name -> (result, points expected per TODO), seconds, folder of the results."""
+    folder = tmp_path_factory.mktemp('submissions')
+    full, none = dict(ALL), dict.fromkeys(ALL, 0)
+    wanted = {}
+
+    def add(name, source, points):
+        (folder / f'{name}.py').write_text(source, encoding='utf-8')
+        wanted[name] = points
+
+    add('right', RIGHT, full)
+    add('nothing_done', OPEN, none)
+    for name, source in AT_THE_TOP.items():
+        add(name, source + RIGHT, none)
+    for name, source in ON_OPEN_TODOS.items():
+        add(name, OPEN + source, none)
+    for name, source in ON_ALL_RIGHT.items():
+        add(name, RIGHT + source, full)
+    add('connects', RIGHT + NETWORK.format(port=listener[0]), full)
+    layers_only = {**full, 3: checking.rubric()[3]['points']['test_layers']}
+    for name, source in IN_ONE_METHOD.items():
+        add(name, RIGHT.replace(QUERY, source + QUERY), layers_only)
+    for number, solution in enumerate(correct_solutions()[::3]):
+        add(f'correct_{number}', solution.source(), full)
+    for number, mistake in enumerate(mistakes()[::27]):
+        add(f'mistake_{number}', mistake.source(), {**full, mistake.todo: None})  # some points lost there
+    # sizes of the public checks, hard-coded
+    add('hard_coded_sizes', RIGHT.replace(
+        'e = self.att(F.relu(keys + query.unsqueeze(1))).squeeze(2)',
+        'e = self.att(F.relu(keys + query.unsqueeze(1))).reshape(-1, 12)'), {**full, 3: None})
+
+    start = time.perf_counter()
+    output = tmp_path_factory.mktemp('grades')
+    paths = [str(folder / f'{name}.py') for name in wanted]
+    results = grade_all(paths, output, workers=2, progress=False)
+    seconds = time.perf_counter() - start
+    assert [result['name'] for result in results] == list(wanted)
+    print(f'{len(results)} submissions in {seconds:.0f} s')
+    return {r['name']: (r, wanted[r['name']]) for r in results}, seconds, output, paths
+
+
+needs_isolation = pytest.mark.skipif(not sandbox.bubblewrap(), reason='bubblewrap is missing or not allowed here')
+
+
+@needs_isolation
+def test_every_row_of_the_table_is_right(graded):
+    rows = {row['submission']: row for row in csv.DictReader((graded[2] / 'grades.csv').open())}
+    assert len(rows) == len(graded[0]) >= 30
+    wrong = {}
+    for name, (_, wanted) in graded[0].items():
+        found = {todo: float(rows[name][f'TODO {todo}']) for todo in ALL}
+        right = all(found[todo] < ALL[todo] if points is None else found[todo] == points
+                    for todo, points in wanted.items())
+        if not right or float(rows[name]['points']) != sum(found.values()):
+            wrong[name] = found, graded[0][name][0]['notes']
+    assert not wrong
+
+
+@needs_isolation
+def test_thirty_take_at_most_ten_minutes(graded):
+    assert graded[1] / len(graded[0]) * 30 < 600
+
+
+@needs_isolation
+def test_nobody_got_out(graded, listener):
+    assert listener[1] == []
+    assert (ROOT / 'instructor' / 'models.py').exists() and Path('/usr/bin').exists()
+
+
+@needs_isolation
+def test_pages_say_what_is_wrong(graded):
+    page_of = {name: (graded[2] / name / 'page.html').read_text() for name in graded[0]}
+    assert 'SyntaxError' in page_of['syntax_error']
+    assert 'a_package_that_nobody_has' in page_of['not_installed']
+    assert 'no result within' in page_of['endless_loop']
+    assert 'not done yet' in page_of['nothing_done']
+    assert 'hard-coded' in page_of['hard_coded_sizes']
+    for name in graded[0]:
+        result = json.loads((graded[2] / name / 'results.json').read_text())
+        assert result['score'] == graded[0][name][0]['points'] == sum(t['score'] for t in result['tests'])
+        assert sum(t['max_score'] for t in result['tests']) == sum(ALL.values())
+
+
+@needs_isolation
+def test_a_second_run_takes_over_what_is_there(graded, monkeypatch):
+    from instructor import grade
+    monkeypatch.setattr(grade, 'grade', lambda *a: pytest.fail('graded again'))
+    monkeypatch.setattr(grade, 'hidden_inputs', lambda *a: (None, None))
+    again = grade_all(graded[3][:3], graded[2], progress=False)
+    assert [r['points'] for r in again] == [graded[0][Path(p).stem][0]['points'] for p in graded[3][:3]]
+
+
+def test_changed_submissions_are_graded_again(tmp_path):
+    (tmp_path / 'models.py').write_text(RIGHT)
+    before = fingerprint(tmp_path)
+    (tmp_path / 'models.py').write_text(RIGHT + '\n')
+    assert fingerprint(tmp_path) != before
+
+
+def test_a_crash_of_the_grader_gives_nothing_and_stops_nobody(tmp_path, monkeypatch):
+    from instructor import grade
+    monkeypatch.setattr(grade, 'hidden_inputs', lambda *a: (None, None))
+    monkeypatch.setattr(grade, 'grade', lambda *a: 1 / 0)
+    for name in ('a', 'b'):
+        (tmp_path / f'{name}.py').write_text(RIGHT)
+    results = grade_all([str(tmp_path / 'a.py'), str(tmp_path / 'b.py')], tmp_path / 'out', progress=False)
+    assert [r['points'] for r in results] == [0, 0]
+    assert all('the grader failed: ZeroDivisionError' in r['notes'][0] for r in results)
+
+
+# --- What a submission may look like ---
+
+
+def packed(path, entries):
+    with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
+        for name, data in entries:
+            archive.writestr(name, data)
+    return path
+
+
+def link(name, target):
+    entry = zipfile.ZipInfo(name)
+    entry.create_system, entry.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return entry, target
+
+
+def test_only_what_a_student_may_change_is_taken(tmp_path):
+    path = packed(tmp_path / 'a.zip', [
+        ('lab/models.py', OPEN), ('lab/my_decoder.py', 'x = 1'), ('lab/tests/test_todo1.py', 'x'),
+        ('lab/tests/rubric.toml', 'x'), ('lab/solver.py', 'x'), ('lab/conftest.py', 'x'), ('lab/results.json', '{}'),
+        ('lab/test.ipynb', '{}'), ('lab/runs/shapes/test_Attention.json', '{}'), ('lab/.venv/models.py', 'x'),
+        ('__MACOSX/models.py', 'x')])
+    submission = read_submission(path)
+    assert set(submission.code()) == {'models.py', 'my_decoder.py'}
+    assert submission.evidence() == ['test.ipynb', 'runs/shapes/test_Attention.json']
+
+
+def test_paths_that_lead_out_and_links_are_left_out(tmp_path):
+    path = packed(tmp_path / 'a.zip', [
+        ('models.py', OPEN), ('../evil.py', 'x'), ('/etc/evil.py', 'x'), ('a/../../evil.py', 'x'),
+        link('my_decoder.py', '/etc/passwd')])
+    submission = read_submission(path)
+    assert set(submission.files) == {'models.py'}
+    assert len(submission.notes) == 4 and 'a link' in ' '.join(submission.notes)
+    folder = tmp_path / 'folder'
+    folder.mkdir()
+    (folder / 'models.py').write_text(OPEN)
+    (folder / 'my_decoder.py').symlink_to('/etc/passwd')
+    (folder / 'runs').symlink_to('/etc')
+    assert set(read_submission(folder).files) == {'models.py'}
+
+
+def test_zip_bombs_are_refused(tmp_path):
+    path = packed(tmp_path / 'bomb.zip', [('models.py', b'\0' * (50 << 20))])
+    with pytest.raises(SubmissionError, match='no models.py'):
+        read_submission(path)
+    many = packed(tmp_path / 'many.zip', [('models.py', 'x'), *((f'{i}.txt', '') for i in range(6000))])
+    with pytest.raises(SubmissionError, match='5000 files'):
+        read_submission(many)
+
+
+def test_a_zip_that_lies_about_its_sizes_is_refused(tmp_path):
+    path = packed(tmp_path / 'liar.zip', [('models.py', b'\0' * (50 << 20))])
+    data = path.read_bytes()
+    path.write_bytes(data.replace((50 << 20).to_bytes(4, 'little'), (100).to_bytes(4, 'little')))
+    submission = read_submission(path)
+    try:
+        assert len(submission.code()['models.py']) <= 1 << 20
+    except SubmissionError as error:
+        assert 'models.py' in str(error)
+
+
+@pytest.mark.parametrize(('entries', 'message'), [
+    ([('readme.txt', 'x')], 'no models.py'),
+    ([('a/models.py', 'x'), ('b/models.py', 'x')], 'several models.py')])
+def test_submissions_without_one_models_file(tmp_path, entries, message):
+    with pytest.raises(SubmissionError, match=message):
+        read_submission(packed(tmp_path / 'a.zip', entries))
+
+
+def test_no_such_submission_and_no_zip(tmp_path):
+    with pytest.raises(SubmissionError, match='no such file'):
+        read_submission(tmp_path / 'nobody.zip')
+    (tmp_path / 'a.zip').write_text('not a zip')
+    with pytest.raises(SubmissionError, match='no zip'):
+        read_submission(tmp_path / 'a.zip')
+
+
+def test_names_of_results_are_unique_and_harmless():
+    names = unique_names(['x/a.zip', 'y/a.zip', 'z/..', 'q/=cmd|calc.py'])
+    assert list(names.values()) == ['a', 'a_2', 'submission', '_cmd_calc'] and len(set(names.values())) == 4
+
+
+def test_tables_and_pages_do_not_carry_what_a_submission_writes():
+    result = zero('=HYPERLINK("x")', '<script>alert(1)</script>\x1b[31m')
+    assert "'=HYPERLINK" in table([result])
+    assert '<script>' not in page(result) and '\x1b' not in table([result])
+    assert printable('a\x1bb\n') == 'a?b?'
+    assert gradescope(result, 1.0)['score'] == 0
+
+
+def test_a_pickle_in_place_of_a_checkpoint_is_not_run(tmp_path):
+    class Bad:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / 'ran'),)
+
+    from instructor.grading import evidence
+    path = packed(tmp_path / 'a.zip', [('models.py', RIGHT), (
+        'runs/shapes/BEST_checkpoint_Attention.pth.tar', pickle.dumps(Bad()))])
+    remarks = evidence.look(read_submission(path))
+    assert any('the checkpoint is not one of this lab' in remark for remark in remarks)
+    assert not (tmp_path / 'ran').exists()
+
+
+def test_without_bubblewrap_it_says_so(monkeypatch):
+    monkeypatch.setattr(sandbox, 'bubblewrap', lambda: None)
+    assert 'NOT kept from' in sandbox.missing_isolation()
