@@ -142,6 +142,7 @@ class Found:
         """
         print(f"{self.probe}: {', '.join(names)} within {tolerance:g} of the expected, relative and absolute")
         for name in names:
+            self.require(name in self.values, name, 'it was not found', cause)
             found, expected = np.asarray(self.values[name]), np.asarray(self.expected[name])
             what = f'{name} of shape {expected.shape}' + (f' = ({shape})' if shape else '')
             self.require(found.shape == expected.shape, what, f'it has shape {found.shape}', cause)

@@ -62,7 +62,7 @@ def check_no_later_word_is_seen(lab, kind):
 
 def check_captions_do_not_touch_each_other(lab, kind):
     found = ask(lab, kind, 'forward_batch')
-    for name in [name for name in found.values if name != 'mode']:
+    for name in [name for name in found.expected if name != 'mode']:
         found.same(name, shape='batch_size, steps, vocab_size',
                    cause='the result of a caption must not depend on its place, its padding or its neighbours')
 
@@ -76,7 +76,7 @@ def check_device_and_precision(lab, kind):
     found.require(not found['made on the CPU'], 'tensors that lie where encoder_out lies',
                   f'{found["made on the CPU"]} always lie on the CPU', 'give device=encoder_out.device to torch.zeros')
     single = ask(lab, kind, 'forward_single')
-    single.same(*[name for name in ('predictions', 'alphas') if name in single.values], tolerance=SINGLE,
+    single.same(*[name for name in ('predictions', 'alphas') if name in single.expected], tolerance=SINGLE,
                 cause='in single precision the same must come out')
 
 

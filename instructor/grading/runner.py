@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 
-MEMORY = 2 << 30       # bytes that a child may take beyond what it starts with
+MEMORY = 1 << 30       # bytes that a child may take beyond what it starts with
 PROCESSES = 24         # threads count as well
 RESULT_LIMIT = 8 << 20  # bytes of one result
 FILE_LIMIT = 32 << 20

@@ -1,0 +1,105 @@
+"""What runs leave is compared with itself; near-identical solutions are listed."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from instructor.grading import evidence, similar
+from instructor.grading.submissions import Submission
+from instructor.mistakes import correct_solutions
+from metrics import bleu
+
+REFERENCES = [[['a', 'red', 'star', 'on', 'the', 'left']], [['two', 'blue', 'rings', 'side', 'by', 'side']]]
+SAID = [['a', 'red', 'star', 'on', 'the', 'right'], ['two', 'blue', 'rings', 'side', 'by', 'side']]
+WORDS = {word: i for i, word in enumerate(['<pad>', 'a', 'red', 'star', 'on', 'the', 'right', 'two', 'blue', 'rings',
+                                           'side', 'by', '<unk>', '<start>', '<end>'])}
+
+
+@pytest.fixture
+def files():
+    """What an honest submission holds: path -> content, as Python values."""
+    history = [{'epoch': 1, 'val_greedy_bleu4': 0.2}, {'epoch': 2, 'val_greedy_bleu4': 0.5},
+               {'epoch': 3, 'val_greedy_bleu4': 0.4}]
+    decoder = {'embedding.weight': torch.zeros(len(WORDS), 4), 'fc.weight': torch.zeros(len(WORDS), 6)}
+    tested = {'parameters': sum(t.numel() for t in decoder.values()), 'best_epoch': 2, 'epochs': 3,
+              'scores': [{'beam_size': 3, **bleu(REFERENCES, SAID)}], 'captions_beam_size': 3,
+              'captions': [{'name': f'{i}.png', 'caption': said, 'references': references}
+                           for i, (said, references) in enumerate(zip(SAID, REFERENCES, strict=True))]}
+    run = {'cells': [{'cell_type': 'code', 'execution_count': 1, 'outputs': []}]}
+    found = {name: run for name in evidence.NOTEBOOKS} | {'report/report.html': ''}
+    for name in evidence.DECODERS:
+        found |= {f'runs/shapes/history_{name}.json': history, f'runs/shapes/test_{name}.json': tested,
+                  f'runs/shapes/figures/history_{name}.png': '',
+                  f'runs/shapes/BEST_checkpoint_{name}.pth.tar': {
+                      'decoder': decoder, 'word_map': WORDS, 'history': copy.deepcopy(history[:2]),
+                      'settings': {'embed_dim': 4, 'decoder_dim': 6}}}
+    return copy.deepcopy(found)
+
+
+def look(files, tmp_path):
+    def reader(path, value):
+        if path.endswith('.tar') and isinstance(value, dict):
+            torch.save(value, tmp_path / 'checkpoint')
+            data = (tmp_path / 'checkpoint').read_bytes()
+        else:
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+        return lambda: data
+    return evidence.look(Submission('somebody', {path: reader(path, value) for path, value in files.items()}))
+
+
+def test_honest_runs_give_no_remark(files, tmp_path):
+    assert look(files, tmp_path) == []
+
+
+TEST, HISTORY = 'runs/shapes/test_Attention.json', 'runs/shapes/history_Attention.json'
+CHECKPOINT = 'runs/shapes/BEST_checkpoint_Attention.pth.tar'
+
+
+def change(path, do):
+    def changed(files):
+        do(files[path])
+    return changed
+
+
+@pytest.mark.parametrize(('tamper', 'remark'), [
+    (change(TEST, lambda t: t['scores'][0].update({'BLEU-4': 0.9})), 'the table says 0.9000'),
+    (change(TEST, lambda t: t['captions'][0].update(caption=['a', 'red'])), 'BLEU-4 of the saved captions is'),
+    (change(TEST, lambda t: t['captions'][1].update(name='0.png')), 'more than once'),
+    (change(TEST, lambda t: t['captions'][0]['caption'].append('unicorn')), 'does not know: unicorn'),
+    (change(TEST, lambda t: t.update(best_epoch=3)), 'the best epoch of the history is 2, the test says 3'),
+    (change(TEST, lambda t: t.update(parameters=12)), 'the test says 12'),
+    (change(HISTORY, lambda h: h.pop()), 'the history has 2 epochs, the test says 3'),
+    (change(HISTORY, lambda h: h[0].update(val_greedy_bleu4=0.3)), 'not the beginning of the history'),
+    (change(CHECKPOINT, lambda c: c['word_map'].pop('<end>')), 'a vocabulary of 14 words and layers for 15'),
+    (change(CHECKPOINT, lambda c: c['settings'].update(embed_dim=5)), 'word vectors are not as long'),
+    (change('test.ipynb', lambda n: n['cells'][0].update(execution_count=None)), 'test.ipynb: was never run'),
+    (change('test.ipynb', lambda n: n['cells'][0]['outputs'].append(
+        {'output_type': 'error', 'ename': 'ValueError'})), 'stopped with ValueError'),
+    (lambda files: files.pop('caption.ipynb'), 'caption.ipynb: missing'),
+    (lambda files: files.pop('report/report.html'), 'report/report.html is missing'),
+    (lambda files: files.pop(HISTORY), 'Attention: no history of a training'),
+    (lambda files: files.update({CHECKPOINT: b'nonsense'}), 'the checkpoint is not one of this lab'),
+    (lambda files: files.update({TEST: b'[[['}), 'Attention: cannot be read'),
+    (lambda files: files.update({TEST: {'captions': 3}}), 'cannot be read')])
+def test_what_does_not_agree_is_remarked(files, tmp_path, tamper, remark):
+    tamper(files)
+    remarks = look(files, tmp_path)
+    assert any(remark in found for found in remarks), remarks
+
+
+def test_renaming_and_comments_do_not_hide_a_copy():
+    sources = {solution.name: solution.source() for solution in correct_solutions()}
+    original = sources['masks, attention']
+    renamed = original.replace('running', 'alive').replace('predictions', 'outputs').replace('score', 'logits')
+    commented = '\n'.join(line + '  # mine' if line.strip() and not line.rstrip().endswith(('"""', '\\')) and
+                          line.startswith('        ') and '"' not in line and "'" not in line else line
+                          for line in renamed.splitlines())
+    found = similar.pairs({'original': original, 'copy': commented, 'other': sources['attention inside forward']})
+    assert [set(pair[1:]) for pair in found if pair[0] > 0.95] == [{'original', 'copy'}]
+
+
+def test_given_code_is_left_out():
+    open_todos = similar.windows((similar.ROOT / 'models.py').read_text())
+    assert similar.windows((similar.ROOT / 'models.py').read_text(), frozenset(open_todos)) == set()

@@ -1,0 +1,165 @@
+"""The handout gives nothing away and works; the zips for Gradescope are complete."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from instructor import handout
+from instructor.assemble import ROOT
+from instructor.cut import REFERENCE
+from instructor.handout import NAME, HandoutError, build, files, pack, prove_it_works, prove_nothing_is_given_away
+from instructor.judge import checking
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    return build(tmp_path_factory.mktemp('handout') / 'out')
+
+
+def test_what_is_in_it(built):
+    folder, archive = built
+    with zipfile.ZipFile(archive) as packed:
+        names = {name.removeprefix(f'{NAME}/') for name in packed.namelist()}
+    assert names == {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()}
+    for wanted in ('ASSIGNMENT.md', 'models.py', 'solver.py', 'train_rnn.ipynb', 'report/report.ipynb',
+                   'requirements.txt', 'tests/test_todo1.py', 'tests/test_todo5.py', 'tests/rubric.toml',
+                   'tests/expected.json'):
+        assert wanted in names
+    assert not [n for n in names if n.startswith(('instructor', 'tests/given', '.')) or n.endswith(('.pyc', '.tar'))]
+
+
+def test_same_bytes_twice(built):
+    assert pack(files()) == built[1].read_bytes()
+
+
+def test_nothing_is_given_away(built):
+    prove_nothing_is_given_away(built[1])
+
+
+def notebook_with(**changes):
+    notebook = json.loads((ROOT / 'test.ipynb').read_text())
+    cell = next(cell for cell in notebook['cells'] if cell['cell_type'] == 'code')
+    cell.update(changes.get('cell', {}))
+    notebook['metadata'].update(changes.get('metadata', {}))
+    return json.dumps(notebook).encode()
+
+
+SOLUTION = '        alpha = e.softmax(dim=1)\n'
+
+
+@pytest.mark.parametrize(('name', 'content', 'message'), [
+    ('models.py', REFERENCE.read_bytes(), 'a line of the solution|a solution marker'),
+    ('solver.py', SOLUTION.encode(), 'holds a line of the solution: alpha = e.softmax'),
+    ('docs/notes.md', SOLUTION.encode(), 'holds a line of the solution'),
+    ('instructor/models.py', b'x', 'is not for students'),
+    ('tests/__pycache__/models.cpython-311.pyc', b'x', 'is not for students'),
+    ('runs/shapes/BEST_checkpoint_Attention.pth.tar', b'x', 'is not for students'),
+    ('.git/HEAD', b'x', 'is not for students'),
+    ('test.ipynb', notebook_with(cell=dict(outputs=[dict(output_type='stream', text='x', name='stdout')])), 'outputs'),
+    ('test.ipynb', notebook_with(cell=dict(execution_count=3)), 'outputs'),
+    ('test.ipynb', notebook_with(metadata=dict(authors=[{'name': 'Somebody'}])), 'metadata: authors'),
+    ('test.ipynb', notebook_with(cell=dict(source=[SOLUTION.strip()])), 'a line of the solution')])
+def test_a_leak_is_found(tmp_path, name, content, message):
+    (tmp_path / 'bad.zip').write_bytes(pack({**files(), name: content}))
+    with pytest.raises(HandoutError, match=message):
+        prove_nothing_is_given_away(tmp_path / 'bad.zip')
+
+
+def test_it_works_as_a_student_finds_it(built, tmp_path):
+    prove_it_works(built[0], tmp_path)
+    # the environment is the one that this test runs in: made from the same file
+    assert (built[0] / 'requirements.txt').read_bytes() == (ROOT / 'requirements.txt').read_bytes()
+
+
+def test_another_folder_is_not_emptied(tmp_path):
+    (tmp_path / 'mine.txt').write_text('mine')
+    with pytest.raises(HandoutError, match='something else than a handout'):
+        build(tmp_path)
+    assert (tmp_path / 'mine.txt').exists()
+
+
+def test_the_assignment_has_the_points_of_the_rubric():
+    text = files()['ASSIGNMENT.md'].decode()
+    for todo, entry in checking.rubric().items():
+        assert re.search(rf"\| TODO {todo}: .* \| {sum(entry['points'].values())} \|", text)
+    assert '| **in all** | **100** |' in text and '{{' not in text
+
+
+# --- Gradescope and GitHub Classroom, as far as a machine without them can tell ---
+
+
+@pytest.fixture(scope='module')
+def gradescope(tmp_path_factory):
+    """The autograder zip, unpacked as the service does it, with this environment in place of its own."""
+    root = tmp_path_factory.mktemp('autograder')
+    autograder = importlib.import_module('instructor.gradescope.__main__').autograder
+    archive = root / 'autograder.zip'
+    archive.write_bytes(autograder())
+    assert archive.read_bytes() == autograder()
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(root / 'source')
+        assert {'setup.sh', 'run_autograder'} <= set(packed.namelist())
+        assert all(packed.getinfo(name).external_attr >> 16 & 0o111 for name in ('setup.sh', 'run_autograder'))
+    (root / 'submission').mkdir()
+    environment = root / 'environment' / 'bin'
+    environment.mkdir(parents=True)
+    (environment / 'python').write_text(
+        f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (environment / 'python').chmod(0o755)
+    return root
+
+
+def autograde(root, content, command='source/run_autograder'):
+    shutil.rmtree(root / 'results', ignore_errors=True)
+    (root / 'submission' / 'models.py').write_text(content)
+    done = subprocess.run(['bash', str(root / command)], cwd=root, capture_output=True, text=True, timeout=500, env={
+        **os.environ, 'AUTOGRADER': str(root), 'GRADER_ENVIRONMENT': str(root / 'environment')})
+    assert done.returncode == 0, done.stderr
+    return json.loads((root / 'results' / 'results.json').read_text())
+
+
+def test_gradescope_grades(gradescope):
+    results = autograde(gradescope, REFERENCE.read_text())
+    assert results['score'] == 70 and len(results['tests']) == sum(len(e['points']) for e in checking.rubric().values())
+    assert results['stdout_visibility'] == 'hidden' and all(t['status'] == 'passed' for t in results['tests'])
+
+
+def test_gradescope_writes_results_whatever_happens(gradescope):
+    lab = gradescope / 'source' / 'lab'
+    (lab / 'instructor' / 'grade.py').rename(lab / 'instructor' / 'grade.py.away')
+    try:
+        results = autograde(gradescope, REFERENCE.read_text())
+    finally:
+        (lab / 'instructor' / 'grade.py.away').rename(lab / 'instructor' / 'grade.py')
+    assert results['score'] == 0 and 'did not come to an end' in results['output']
+
+
+@pytest.mark.parametrize('name', ['setup.sh', 'run_autograder'])
+def test_gradescope_scripts_parse(name):
+    subprocess.run(['bash', '-n', str(ROOT / 'instructor' / 'gradescope' / name)], check=True)
+
+
+def test_classroom_workflow_runs_the_checks(built, tmp_path):
+    yaml = pytest.importorskip('yaml')
+    workflow = yaml.safe_load((ROOT / 'instructor' / 'classroom' / 'classroom.yml').read_text())
+    steps = {step.get('name'): step for step in workflow['jobs']['checks']['steps']}
+    folder = tmp_path / 'repo'
+    shutil.copytree(built[0], folder)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
+    summary = tmp_path / 'summary.md'
+    for name in ('Checks', 'Table'):
+        subprocess.run(['bash', '-e', '-c', steps[name]['run']], cwd=folder, check=True, capture_output=True, env={
+            **os.environ, 'PATH': path, 'GITHUB_STEP_SUMMARY': str(summary)})
+    assert 'TODO 1  to do' in summary.read_text() and 'in all' in summary.read_text()
+
+
+def test_handout_module_says_what_is_kept_back():
+    assert 'tests/given/*' in handout.KEPT_BACK
