@@ -15,7 +15,8 @@ import pytest
 
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
-from instructor.grade import fingerprint, grade_all, gradescope, page, printable, table, unique_names, zero
+from instructor.expected import probes
+from instructor.grade import draw_inputs, fingerprint, grade_all, gradescope, page, printable, table, unique_names, zero
 from instructor.grading import sandbox
 from instructor.grading.submissions import SubmissionError, read_submission
 from instructor.judge import checking
@@ -245,6 +246,17 @@ def test_a_second_run_takes_over_what_is_there(graded, monkeypatch):
     monkeypatch.setattr(grade, 'hidden_inputs', lambda *a: (None, None))
     again = grade_all(graded[3][:3], graded[2], progress=False)
     assert [r['points'] for r in again] == [graded[0][Path(p).stem][0]['points'] for p in graded[3][:3]]
+
+
+def test_hidden_inputs_have_sizes_of_their_own():
+    public = vars(probes.Inputs())
+    for seed in range(200):
+        hidden = draw_inputs(seed)
+        sizes = [hidden.batch, hidden.num_pixels, hidden.encoder_dim, hidden.embed_dim, hidden.decoder_dim,
+                 hidden.attention_dim, max(hidden.lengths) - 1]
+        assert len(set(sizes)) == len(sizes) and hidden.num_pixels != probes.Inputs().num_pixels
+        for name in ('batch', 'encoder_dim', 'embed_dim', 'decoder_dim', 'attention_dim', 'vocab_size', 'shift'):
+            assert getattr(hidden, name) != public[name]
 
 
 def test_changed_submissions_are_graded_again(tmp_path):
