@@ -94,6 +94,10 @@ def hidden_inputs(reference, seed):
     raise RuntimeError('no inputs could be drawn on which the reference passes')
 
 
+class SandboxError(Exception):
+    """The sandbox does not work on this machine."""
+
+
 # --- One submission ---
 
 
@@ -268,6 +272,7 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
         for name in ('models.py', 'README.md', 'docs', 'report', 'weights'):
             path = clean / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        check_sandbox(clean)
         hidden, fresh = hidden_inputs(load(REFERENCE.read_text(encoding='utf-8'), folder), seed or secrets.token_hex())
         names = unique_names(paths)
 
@@ -288,6 +293,20 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
         temporary.write_text(similar.report(dict(zip((r['name'] for r in results), paths, strict=True))),
                              encoding='utf-8')
     return results
+
+
+def check_sandbox(clean):
+    """:raises SandboxError: not even the reference runs in it, so zero points would mean nothing"""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        lab = Path(folder) / 'lab'
+        shutil.copytree(clean, lab)
+        shutil.copyfile(REFERENCE, lab / 'models.py')
+        with Sandbox(lab) as sandbox:
+            result = sandbox.run('attention_forward', dataclasses.asdict(probes.Inputs()), SECONDS)
+    if 'error' in result:
+        raise SandboxError(f"the sandbox does not run even the reference ({result['error']}): Python and its packages "
+                           f'in {sys.prefix} must be readable for all users')
 
 
 def grade_one(path, name, output, clean, hidden, fresh):
@@ -335,7 +354,10 @@ def main():
         print(f'WARNING: {missing_isolation()}', file=sys.stderr)
     else:
         print('isolated: own files (read-only), no network, own processes; memory, time and file sizes limited')
-    results = grade_all(list(dict.fromkeys(arguments.submissions)), arguments.output, arguments.workers)
+    try:
+        results = grade_all(list(dict.fromkeys(arguments.submissions)), arguments.output, arguments.workers)
+    except SandboxError as error:
+        sys.exit(f'error: {error}')
     print()
     for result in results:
         print(f"{result['points']:3g} of {result['possible']:g}  {printable(result['name'])}"

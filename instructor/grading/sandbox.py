@@ -97,7 +97,8 @@ class Sandbox:
             command += [sys.executable, '-s', '-B', '/runner.py', '/lab']
             environment = None
         else:
-            command = [sys.executable, '-s', '-B', str(RUNNER), str(self.lab)]
+            runner = shutil.copyfile(RUNNER, self.lab / '.runner.py')  # where it lies, nobody may be locked out
+            command = [sys.executable, '-s', '-B', str(runner), str(self.lab)]
             environment = {'PATH': os.environ.get('PATH', ''), 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
         # never as root, who may do anything; in bubblewrap setpriv sees to it
         nobody = dict(user=NOBODY, group=NOBODY, extra_groups=[]) if os.getuid() == 0 and not bubblewrap() else {}
@@ -133,7 +134,8 @@ class Sandbox:
         :return: the result, as JSON holds it; {'error': ...} where there is none
         """
         if self.process is None and (self.starts > RESTARTS or not self.start()):
-            return {'error': 'the sandbox was ended by the submission again and again', 'line': None}
+            return {'error': 'the sandbox did not start' if self.starts == 1 else
+                    'the sandbox was ended by the submission again and again', 'line': None}
         self.number += 1
         request = {'id': self.number, 'probe': probe, 'inputs': inputs, 'seconds': seconds}
         try:

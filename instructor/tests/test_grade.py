@@ -6,6 +6,7 @@ import os
 import pickle
 import socket
 import stat
+import sys
 import threading
 import time
 import zipfile
@@ -244,6 +245,7 @@ def test_a_second_run_takes_over_what_is_there(graded, monkeypatch):
     from instructor import grade
     monkeypatch.setattr(grade, 'grade', lambda *a: pytest.fail('graded again'))
     monkeypatch.setattr(grade, 'hidden_inputs', lambda *a: (None, None))
+    monkeypatch.setattr(grade, 'check_sandbox', lambda *a: None)
     again = grade_all(graded[3][:3], graded[2], progress=False)
     assert [r['points'] for r in again] == [graded[0][Path(p).stem][0]['points'] for p in graded[3][:3]]
 
@@ -269,6 +271,7 @@ def test_changed_submissions_are_graded_again(tmp_path):
 def test_a_crash_of_the_grader_gives_nothing_and_stops_nobody(tmp_path, monkeypatch):
     from instructor import grade
     monkeypatch.setattr(grade, 'hidden_inputs', lambda *a: (None, None))
+    monkeypatch.setattr(grade, 'check_sandbox', lambda *a: None)
     monkeypatch.setattr(grade, 'grade', lambda *a: 1 / 0)
     for name in ('a', 'b'):
         (tmp_path / f'{name}.py').write_text(RIGHT)
@@ -379,6 +382,31 @@ def test_a_pickle_in_place_of_a_checkpoint_is_not_run(tmp_path):
     remarks = evidence.look(read_submission(path))
     assert any('the checkpoint is not one of this lab' in remark for remark in remarks)
     assert not (tmp_path / 'ran').exists()
+
+
+def test_a_sandbox_that_does_not_work_is_no_zero(tmp_path, monkeypatch):
+    from instructor import grade
+    (tmp_path / 'broken.py').write_text('raise SystemExit(1)')
+    monkeypatch.setattr(sandbox, 'RUNNER', tmp_path / 'broken.py')
+    (tmp_path / 'a.py').write_text(RIGHT)
+    with pytest.raises(grade.SandboxError, match='does not run even the reference'):
+        grade_all([str(tmp_path / 'a.py')], tmp_path / 'out', progress=False)
+
+
+def readable_for_all():
+    folders = [Path(sys.executable).resolve(), Path(sys.prefix)]
+    return all(p.stat().st_mode & 0o005 for folder in folders for p in [folder, *folder.parents])
+
+
+@pytest.mark.skipif(os.name != 'posix' or not readable_for_all(), reason='Python is not readable for all users here')
+def test_without_bubblewrap_limits_still_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, 'bubblewrap', lambda: None)
+    (tmp_path / 'right.py').write_text(RIGHT)
+    (tmp_path / 'exits.py').write_text(AT_THE_TOP['exits'] + RIGHT)
+    (tmp_path / 'hoards.py').write_text(RIGHT.replace(QUERY, IN_ONE_METHOD['hoards_in_attention'] + QUERY))
+    results = grade_all([str(tmp_path / f'{name}.py') for name in ('right', 'exits', 'hoards')], tmp_path / 'out',
+                        progress=False)
+    assert [r['points'] for r in results] == [70, 0, 58]
 
 
 def test_without_bubblewrap_it_says_so(monkeypatch):
