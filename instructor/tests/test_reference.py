@@ -1,6 +1,6 @@
-"""The decoders of models.py: every equation once more in numpy, and what must hold for any batch.
+"""The reference's decoders: every equation once more in numpy, and what must hold for any batch.
 
-What belongs to a TODO that is still open is skipped as "not done yet". Weights and inputs are fixed waves in
+Weights and inputs are fixed waves in
 double precision, and each dimension has a size of its own, so that none can be taken for another.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from beam_search import beam_search, greedy_search
-from models import Attention, DecoderWithAttention, DecoderWithRNN
+from instructor.models import Attention, DecoderWithAttention, DecoderWithRNN
 from solver import caption_loss
 
 BATCH, HEIGHT, WIDTH, PIXELS = 5, 3, 4, 12

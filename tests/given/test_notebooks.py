@@ -29,8 +29,8 @@ def folder(tmp_path_factory):
     for pattern in ('*.py', '*.ipynb'):
         for path in ROOT.glob(pattern):
             shutil.copy(path, folder)
-    for name in ('report', 'weights'):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__', '*.html'))
+    for name in ('report', 'weights', 'tests'):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__', '*.html', 'given'))
     return folder
 
 
@@ -47,6 +47,7 @@ def run(folder, name, **parameters):
 def test_training(folder, name, decoder):
     printed, pictures = run(folder, f'{name}.ipynb', pictures=PICTURES, cfg=training_cfg(decoder == 'Attention'))
     assert ' * LOSS - ' in printed and 'GREEDY BLEU-4 - ' in printed
+    assert printed.count('  done  ') == (3 if decoder == 'Attention' else 2)  # the TODOs were checked
     assert pictures == 2  # three pictures with captions; the learning curves
     runs = folder / 'runs' / 'shapes'
     assert (runs / f'BEST_checkpoint_{decoder}.pth.tar').exists()
