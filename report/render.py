@@ -21,11 +21,23 @@ FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
 OUTSIDE = re.compile(r'''<(script|link)\b[^>]*\b(src|href)=["'](https?:|["'])[^>]*>(\s*</script>)?''')
 
 
-def mathml(text):
-    """Markdown with its $...$ and $$...$$ formulas as MathML; code in backquotes stays."""
+# text and outputs begin at the same margin
+STYLE = '<style>.jp-InputPrompt, .jp-OutputPrompt { display: none }</style>'
+
+
+def take_formulas(text, formulas):
+    """Put a mark in place of each $...$ and $$...$$ of a Markdown text; code in backquotes stays.
+
+    What turns Markdown into HTML tears MathML apart, so it comes in afterwards.
+
+    :param formulas: dict mark -> MathML, to which they are added
+    """
+    def mark(match):
+        name = f'formula-{len(formulas)}-mathml'
+        formulas[name] = convert(match[2], display='block' if match[1] == '$$' else 'inline')
+        return name
     parts = re.split(r'(```.*?```|`[^`\n]*`)', text, flags=re.DOTALL)
-    formula = lambda match: convert(match[2], display='block' if match[1] == '$$' else 'inline')
-    return ''.join(part if part.startswith('`') else FORMULA.sub(formula, part) for part in parts)
+    return ''.join(part if part.startswith('`') else FORMULA.sub(mark, part) for part in parts)
 
 
 def render(notebook_path=HERE / 'report.ipynb', html_path=HERE / 'report.html', run_folder=None):
@@ -36,13 +48,16 @@ def render(notebook_path=HERE / 'report.ipynb', html_path=HERE / 'report.html', 
     :raises papermill.exceptions.PapermillExecutionError: a cell failed
     """
     notebook = run_notebook(notebook_path, **(dict(run_folder=str(run_folder)) if run_folder else {}))
+    formulas = {}
     for cell in notebook.cells:
         if cell.cell_type == 'markdown':
-            cell.source = mathml(cell.source)
+            cell.source = take_formulas(cell.source, formulas)
     page, _ = HTMLExporter(embed_images=True, exclude_input=True, exclude_output_prompt=True, mathjax_url='',
                            require_js_url='', jquery_url='').from_notebook_node(notebook)
+    page = OUTSIDE.sub('', page).replace('</head>', f'{STYLE}</head>', 1)
+    page = re.sub(r'formula-\d+-mathml', lambda match: formulas[match[0]], page)
     with atomic_path(html_path) as temporary:
-        temporary.write_text(OUTSIDE.sub('', page), encoding='utf-8')
+        temporary.write_text(page, encoding='utf-8')
     return Path(html_path)
 
 

@@ -80,7 +80,10 @@ def test_report(folder):
                     '4. Your own improvement', '5. Comparison'):
         assert section in page
     assert page.count('data:image/png;base64,') >= 4
+    # formulas are whole, no tag of theirs is closed before its content
     assert '<math' in page and '$' not in page[page.index('1. How each'):page.index('2. Best settings')]
+    assert re.search(r'<msub><mi>\w</mi>', page) and not re.search(r'</?math[^>]*></math>|<(m\w+)></\1>', page)
+    assert not re.search(r'formula-\d+-mathml', page)
     # self-contained: nothing is loaded from anywhere
     assert not re.findall(r'''<(?:script|link|img)[^>]+(?:src|href)=["'](?!data:)[^"'#][^"']*''', page)
     assert not re.findall(r'@import|url\(["\']?https?:', page)
