@@ -76,6 +76,8 @@ def check_device_and_precision(lab, kind):
     found.require(not found['made on the CPU'], 'tensors that lie where encoder_out lies',
                   f'{found["made on the CPU"]} always lie on the CPU', 'give device=encoder_out.device to torch.zeros')
     single = ask(lab, kind, 'forward_single')
+    single.require(single['types'] == single.expected['types'], f'for pictures in float32 {single.expected["types"]}',
+                   single['types'], 'make the tensors that you fill with the dtype of encoder_out')
     single.same(*[name for name in ('predictions', 'alphas') if name in single.expected], tolerance=SINGLE,
                 cause='in single precision the same must come out')
 

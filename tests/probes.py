@@ -661,7 +661,9 @@ def forward_single(models, inputs, kind):
     decoder, mode = forward_decoder(models, inputs, kind)
     with torch.no_grad():
         out = call_forward(decoder.float(), inputs.pictures().float(), *inputs.captions())
-    return {'mode': mode, **{name: out[name] for name in ('predictions', 'alphas') if name in out}}
+    names = [name for name in ('predictions', 'alphas') if name in out]
+    return {'mode': mode, 'types': ', '.join(f'{name} {out[name].dtype}'.replace('torch.', '') for name in names),
+            **{name: out[name] for name in names}}
 
 
 @probe('plain', 'attentive')
