@@ -6,6 +6,7 @@ were computed elsewhere.
 
 import functools
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -106,8 +107,22 @@ class Lab:
         found = Found(self, probe, method, result)
         if 'error' in result:
             line = f" (models.py, line {result['line']})" if result['line'] else ''
-            found.wrong('that it runs', f"it stops with {result['error']}{line}", 'read the line named')
+            found.wrong('that it runs', f"it stops with {result['error']}{line}{self.sizes_in(result['error'])}",
+                        'look at that line' if line else 'see the message')
         return found
+
+
+    def sizes_in(self, text):
+        """What the sizes in an error message stand for: each dimension has a size of its own."""
+        i = self.inputs
+        names = {i.batch: 'batch_size', i.num_pixels: 'num_pixels', i.encoder_dim: 'encoder_dim',
+                 i.embed_dim: 'embed_dim', i.decoder_dim: 'decoder_dim', i.attention_dim: 'attention_dim',
+                 i.vocab_size: 'vocab_size', i.embed_dim + i.encoder_dim: 'embed_dim + encoder_dim',
+                 4 * i.decoder_dim: '4 * decoder_dim, the gates of the LSTM', max(i.lengths) - 1: 'max(decode_lengths)'}
+        if not re.search('size|shape', text):
+            return ''
+        seen = dict.fromkeys(int(n) for n in re.findall(r'(?<![\w.])\d+(?![\w.]\d)', text) if int(n) in names)
+        return f"; {', '.join(f'{n} is {names[n]}' for n in seen)}" if seen else ''
 
 
 class Found:
@@ -127,8 +142,8 @@ class Found:
     def wrong(self, expected, came, cause):
         """Fail, with everything in the first line."""
         known = self.lab.stored.mistakes(self.probe, self.values)
-        cause = ' Or: '.join(known) if known else f'Likely cause: {cause}'
-        pytest.fail(f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}. {cause}', pytrace=False)
+        cause = f"Known mistake: {' Or: '.join(known)}" if known else f'Likely cause: {cause}'
+        pytest.fail(f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}. {cause}.', pytrace=False)
 
     def require(self, true, expected, came, cause):
         if not true:
@@ -145,7 +160,8 @@ class Found:
             self.require(name in self.values, name, 'it was not found', cause)
             found, expected = np.asarray(self.values[name]), np.asarray(self.expected[name])
             what = f'{name} of shape {expected.shape}' + (f' = ({shape})' if shape else '')
-            self.require(found.shape == expected.shape, what, f'it has shape {found.shape}', cause)
+            self.require(found.shape == expected.shape, what, f'it has shape {found.shape}',
+                         'a dimension too many, too few or in another place')
             self.require(np.isfinite(found).all(), f'{name} to hold numbers', 'it holds nan or inf',
                          'a division by zero, or a softmax over numbers that are too large')
             far = np.abs(found - expected) - tolerance * (1 + np.abs(expected))

@@ -290,11 +290,16 @@ def is_tensor(value, what):
     return value
 
 
+def amount(value):
+    if value is None:
+        return 'nothing (is the return missing?)'
+    return f'{len(value)} values' if isinstance(value, (tuple, list)) else f'one {type(value).__name__}'
+
+
 def several(value, names, what):
     """Unpack what a method returned."""
     if not isinstance(value, (tuple, list)) or len(value) != len(names):
-        count = f'{len(value)} values' if isinstance(value, (tuple, list)) else type(value).__name__
-        raise TypeError(f'{what} must give back {", ".join(names)}, {len(names)} values; it gave {count}')
+        raise TypeError(f'{what} must give back {", ".join(names)}, {len(names)} values; it gave {amount(value)}')
     return {name: is_tensor(v, name) for name, v in zip(names, value, strict=True)}
 
 
@@ -547,8 +552,7 @@ def call_forward(decoder, encoder_out, tokens, lengths):
     names = ['predictions', 'encoded_captions', 'decode_lengths'] + ['alphas'] * attends + ['sort_ind']
     out = decoder(encoder_out, tokens, lengths)
     if not isinstance(out, (tuple, list)) or len(out) != len(names):
-        count = f'{len(out)} values' if isinstance(out, (tuple, list)) else type(out).__name__
-        raise TypeError(f'forward must give back {", ".join(names)}, {len(names)} values; it gave {count}')
+        raise TypeError(f'forward must give back {", ".join(names)}, {len(names)} values; it gave {amount(out)}')
     out = dict(zip(names, out, strict=True))
     for name in names:
         if name != 'decode_lengths':

@@ -21,7 +21,7 @@ def test_one_step(lab):
     found.same('alpha', shape='batch_size, num_pixels',
                cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
     found.same('h', 'c', shape='batch_size, decoder_dim',
-               cause='decode_step reads [embeddings; beta * z] in this order, from (h, c)')
+               cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); is the gate right?')
     found.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
 
 
