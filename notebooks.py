@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import papermill
+from tqdm import tqdm
 from traitlets.config import Config
 
 
@@ -39,14 +40,21 @@ def check_todos(*todos):
     """
     folder = Path(__file__).resolve().parent
     names = [f'tests/test_todo{todo}.py' for todo in todos]
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-rs', '-p', 'no:cacheprovider', *names], cwd=folder,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'NO_COLOR': '1'})
-    wanted = re.compile(r'TODO \d|in all')
-    print('\n'.join(line for line in done.stdout.splitlines() if wanted.match(line)))
-    if still_open := re.search(r'not done yet: (TODO .*)', done.stdout):
-        raise NotImplementedError(still_open[1])
-    if done.returncode == 1:
+    command = [sys.executable, '-m', 'pytest', '-v', '-rs', '-p', 'no:cacheprovider', *names]
+    lines = []
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'NO_COLOR': '1'}) as process, \
+            tqdm(desc='checks', unit='check', leave=False) as bar:
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if collected := re.search(r'collected (\d+) items', line):
+                bar.total = int(collected[1])
+            bar.update(bool(re.search(r'::test_\w+ (PASSED|FAILED|SKIPPED|ERROR)', line)))
+    print('\n'.join(line for line in lines if re.match(r'TODO \d|in all', line)))
+    still_open = [found[1] for line in lines if (found := re.search(r'^SKIPPED.*not done yet: (TODO .*)', line))]
+    if still_open:
+        raise NotImplementedError(min(still_open))
+    if process.returncode == 1:
         raise RuntimeError('a TODO is wrong: mend it first; check = False in the settings trains all the same')
-    if done.returncode:
-        raise RuntimeError(f'the checks could not run:\n{done.stdout}')
+    if process.returncode:
+        raise RuntimeError('the checks could not run:\n' + '\n'.join(lines))
