@@ -1,6 +1,6 @@
 """The models of the lab: a CNN encoder that looks and two LSTM decoders that speak.
 
-``Encoder`` is given. You write the rest, in the order of the TODOs:
+``Encoder`` is given. You write the rest, in the order of the TODOs; your code replaces the ``raise`` below each:
 
 1. ``DecoderWithRNN``: its layers and one step (*Show and Tell*, Vinyals et al. 2015, arXiv 1411.4555)
 2. ``DecoderWithRNN.forward``: a whole batch with teacher forcing
@@ -185,8 +185,9 @@ class DecoderWithRNN(nn.Module):
         """
         encoder_out = flatten_pixels(encoder_out)
         # TODO 2: DecoderWithRNN.forward
-        #   1. sort the batch by caption length, longest first; reorder encoder_out and encoded_captions
-        #      alike, so that at each step the captions still running are the first rows; keep sort_ind
+        #   1. flatten caption_lengths; sort the batch by caption length, longest first; reorder encoder_out and
+        #      encoded_captions alike, so that at each step the captions still running are the first rows;
+        #      keep sort_ind
         #   2. decode lengths = caption lengths - 1, as a list: <end> is never read, only predicted
         #   3. embed all captions at once                      (batch_size, max_caption_length, embed_dim)
         #   4. h, c = init_hidden_state(encoder_out)

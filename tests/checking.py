@@ -145,7 +145,10 @@ class Found:
     def wrong(self, expected, came, cause):
         """Fail, with everything in the first line."""
         known = self.lab.stored.mistakes(self.probe, self.values)
-        cause = f"Known mistake: {' Or: '.join(known)}" if known else f'Likely cause: {cause}'
+        if known:  # the same error can come from elsewhere, the same numbers hardly
+            cause = ('Likely cause: ' if 'error' in self.values else 'Known mistake: ') + ' Or: '.join(known)
+        else:
+            cause = f'Likely cause: {cause}'
         pytest.fail(f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}. {cause}.', pytrace=False)
 
     def require(self, true, expected, came, cause):

@@ -15,7 +15,8 @@ def check_layers(found, kind):
             found.wrong(f'a layer self.{layer} with {name} of shape {shape}',
                         f'there is no {name}' + (f', but {near[0]}' if near else ''),
                         'the layer has another name or kind, or is never made')
-        found.require(tuple(values[name]) == shape, f'{name} of shape {shape}', f'its shape is {tuple(values[name])}',
+        here = tuple(map(int, values[name]))
+        found.require(here == shape, f'{name} of shape {shape}', f'its shape is {here}',
                       f'the sizes that self.{layer} is made with: which goes in, which comes out?')
     if kind == 'attentive':
         i = found.inputs
