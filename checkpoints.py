@@ -4,6 +4,9 @@ A checkpoint is a dict of tensors, numbers, strings, lists and dicts: state dict
 history, optimizers and random states. It holds no pickled modules and is read with ``weights_only=True``.
 """
 
+import importlib
+import inspect
+import pickle
 import random
 import warnings
 from dataclasses import dataclass, field
@@ -37,7 +40,7 @@ class CaptionModel:
 
     @property
     def name(self):
-        """'Attention' or 'NoAttention'."""
+        """'Attention', 'NoAttention', or the class of a decoder of your own."""
         return decoder_name(self.settings)
 
     def words(self, indices):
@@ -47,8 +50,33 @@ class CaptionModel:
 
 
 def decoder_name(cfg):
-    """'Attention' or 'NoAttention', as the checkpoint files are called."""
+    """'Attention', 'NoAttention', or the class of a decoder of your own, as the checkpoint files are called."""
+    if cfg.get('decoder'):
+        return cfg['decoder'].rpartition('.')[2]
     return 'Attention' if cfg['attention'] else 'NoAttention'
+
+
+def find_decoder(cfg):
+    """The decoder's class: one of models.py, or the one that ``cfg['decoder']`` names ('my_decoder.MyDecoder').
+
+    :raises ValueError: no such file beside models.py, no such class in it, or one that lacks a method
+    """
+    if not cfg.get('decoder'):
+        return DecoderWithAttention if cfg['attention'] else DecoderWithRNN
+    module, _, name = cfg['decoder'].rpartition('.')
+    wrong = f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder'"
+    # only a file of this folder, since a checkpoint may come from anyone
+    if not (module.isidentifier() and Path(__file__).with_name(f'{module}.py').exists()):
+        raise ValueError(f'{wrong}, and there is no file {module or "my_decoder"}.py beside models.py')
+    decoder = getattr(importlib.import_module(module), name, None)
+    if not inspect.isclass(decoder):
+        raise ValueError(f'{wrong}, and {module}.py has no class {name}')
+    missing = [method for method in ('forward', 'start', 'step')
+               if getattr(decoder, method, None) is getattr(nn.Module, method, None)]
+    if not issubclass(decoder, nn.Module) or missing:
+        raise ValueError(f'{module}.{name} must be an nn.Module with forward, start and step, as the decoders in '
+                         f'models.py are' + f'; it has no {" and no ".join(missing)}' * bool(missing))
+    return decoder
 
 
 def build_model(cfg, word_map, encoder=None):
@@ -57,15 +85,19 @@ def build_model(cfg, word_map, encoder=None):
     :param cfg: checked settings of ``solver.check_settings``
     :param word_map: word -> index
     :param encoder: a module of your own in place of ``cfg['encoder']``
+    :raises ValueError: ``cfg['decoder']`` cannot be found, or asks for sizes that there are not
     """
     encoder = Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'],
                       cfg['encoder_weights'], cfg['encoder_stride'])
-    sizes = dict(embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'], vocab_size=len(word_map),
-                 encoder_dim=encoder.encoder_dim, dropout=cfg['dropout'])
-    if cfg['attention']:
-        decoder = DecoderWithAttention(attention_dim=cfg['attention_dim'], **sizes)
-    else:
-        decoder = DecoderWithRNN(**sizes)
+    sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
+                 vocab_size=len(word_map), encoder_dim=encoder.encoder_dim, dropout=cfg['dropout'])
+    kind = find_decoder(cfg)
+    wanted = inspect.signature(kind).parameters.values()
+    unknown = [p.name for p in wanted if p.name not in sizes and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    if unknown:
+        raise ValueError(f'{kind.__name__} asks for {", ".join(unknown)}; give it a default value '
+                         f'(it gets what it asks for of {", ".join(sizes)})')
+    decoder = kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
     return CaptionModel(encoder.to(cfg['device']), decoder.to(cfg['device']), word_map, cfg)
 
 
@@ -93,12 +125,15 @@ def save_checkpoint(paths, model, optimizers, progress):
 def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, or not a checkpoint of this lab"""
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
+            state = torch.load(path, map_location=device, weights_only=True)
         if isinstance(state, dict) and state['format'] == 1:
             return state
         reason = 'it has another format'
     except FileNotFoundError:
         raise ValueError(f'there is no checkpoint {path}: train first, or correct the path') from None
+    except pickle.UnpicklingError:  # torch's own words recommend to load it all the same
+        reason = 'it holds something else than tensors and plain values, or is no file of torch.save'
     except Exception as error:  # torch reports a damaged or foreign file in many ways
         reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ""}'
     raise ValueError(f'{path} is not a checkpoint of this lab ({reason}); train again or take another file')
@@ -129,11 +164,32 @@ def load_model(path, device=None, encoder=None):
     return model
 
 
+def load_models(folder, names):
+    """The best model of each decoder in a run folder.
+
+    :param names: 'NoAttention', 'Attention' or the class of a decoder of your own; or a list of them
+    :return: dict name -> :class:`CaptionModel`
+    :raises ValueError: a decoder without a checkpoint; the message says which
+    """
+    models = {}
+    for name in [names] if isinstance(names, str) else names:
+        path = Path(folder) / f'BEST_checkpoint_{name}.pth.tar'
+        if not path.exists():
+            raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '
+                             f'{name!r} out of decoders')
+        models[name] = load_model(path)
+    return models
+
+
 def restore_model(model, state, path):
     """Load the weights of a read checkpoint.
 
-    :raises ValueError: other layers, or another encoder than the checkpoint was trained with
+    :raises ValueError: another decoder, other layers, or another encoder than the checkpoint was trained with
     """
+    was = decoder_name(state['settings'])
+    if was != model.name:
+        raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
+                         'decoder, or take another checkpoint')
     try:
         model.decoder.load_state_dict(state['decoder'])
         if state['encoder'] is not None:

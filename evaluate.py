@@ -1,12 +1,14 @@
 """Captions by beam search: for a test set with its BLEU, or for one picture with its attention maps."""
 
 import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from beam_search import beam_search
+from datasets import CaptionDataset
 from images import load_image
 from metrics import bleu
 from solver import caption_dataset, encode
@@ -49,6 +51,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options)
         alphas), captions_beam_size
     """
     scores, by_beam = [], {}
+    # the encoder sees the pictures now, so that the seconds below are those of the search
+    caption_dataset(model, split, options.get('data_folder'), options.get('data_name'))
     for beam_size in beam_sizes:
         start = time.perf_counter()
         by_beam[beam_size] = captions = caption_split(model, split, beam_size, **options)
@@ -64,6 +68,23 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options)
         'train_seconds': sum(epoch['seconds'] for epoch in history),
         'scores': scores, 'captions_beam_size': shown,
         'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in by_beam[shown]]}
+
+
+def find_picture(model, picture, split='TEST'):
+    """One picture of a split, or a file.
+
+    :param picture: a number, from 0, of the split of the model's data set; or the path of a file
+    :return: its label for file names ('test0', or the file's name without ending), and uint8 pixels (3, 256, 256)
+    :raises ValueError: the split has no such number
+    :raises images.ImageFileError: a file that is no readable picture
+    """
+    if not isinstance(picture, int):
+        return Path(picture).stem, torch.from_numpy(load_image(picture))
+    dataset = CaptionDataset(model.settings['data_folder'], model.settings['data_name'], split)
+    if not 0 <= picture < len(dataset.names):
+        raise ValueError(f'there is no picture {picture}: the {split.lower()} split has {len(dataset.names)}, '
+                         f'0 to {len(dataset.names) - 1}')
+    return f'{split.lower()}{picture}', dataset.image(picture)
 
 
 def caption_image(model, image, beam_size=3, max_len=50):

@@ -46,6 +46,8 @@ def load_image(path, image_size=256):
             image = to_rgb(image).resize((image_size, image_size), Image.Resampling.BICUBIC)
     except MemoryError:
         raise
+    except FileNotFoundError:
+        raise ImageFileError(f'{path}: there is no such file') from None
     except Image.DecompressionBombError as error:
         raise ImageFileError(f'{path}: this image has too many pixels to be a photo ({error})') from error
     except Exception as error:  # damaged files make PIL raise nearly anything

@@ -2,7 +2,7 @@
 
 import warnings
 
-from nltk.translate.bleu_score import corpus_bleu
+from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu, sentence_bleu
 
 WEIGHTS = [tuple([1 / n] * n) for n in (1, 2, 3, 4)]
 
@@ -23,3 +23,16 @@ def bleu(references, hypotheses):
         warnings.simplefilter('ignore')  # nltk warns when no 4-gram is right, as after a first epoch
         scores = corpus_bleu(references, hypotheses, weights=WEIGHTS)
     return {f'BLEU-{n}': float(score) for n, score in enumerate(scores, 1)}
+
+
+def caption_bleu(references, caption):
+    """BLEU-4 of one caption by itself, smoothed, since a single caption often shares no 4-gram with its references.
+
+    :param references: list of reference captions, each a list of tokens
+    :param caption: list of tokens
+    :return: score (0 to 1; add-epsilon smoothing, Chen and Cherry 2014, method 1), and the reference that comes
+        closest to the caption by that score
+    """
+    def score(those):
+        return sentence_bleu(those, caption or [''], smoothing_function=SmoothingFunction().method1)
+    return float(score(references)), max(references, key=lambda reference: score([reference]))

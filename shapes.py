@@ -468,19 +468,19 @@ def judge_captions(captions, json_path):
     :param captions: list of dicts of ``evaluate.caption_split``: ``name``, ``caption``, ``alphas`` (or None)
     :param json_path: the data set's JSON file
     :return: dict: ``images``; ``named``, share of captions that name every object in its colour and nothing
-        else; ``pointing`` and ``chance``, share of shape words whose attention peaks in the box of the object
-        named, and what random peaks would reach (both None without attention); None for a data set whose
-        objects nobody knows
+        else; ``wrong``, the numbers of the others; ``pointing`` and ``chance``, share of shape words whose
+        attention peaks in the box of the object named, and what random peaks would reach (both None without
+        attention); None for a data set whose objects nobody knows
     """
     if not Path(json_path).exists():
         return None
     images = json.loads(Path(json_path).read_text(encoding="utf-8"))["images"]
     objects = {f"{image['filepath']}/{image['filename']}": image["objects"] for image in images}
-    named = sum(names_every_object(c["caption"], objects[c["name"]]) for c in captions)
+    wrong = [i for i, c in enumerate(captions) if not names_every_object(c["caption"], objects[c["name"]])]
     tried = [attention_hits(c["caption"], c["alphas"], objects[c["name"]])
              for c in captions if c["alphas"] is not None and c["caption"]]
     hits, words, chance = (sum(column) for column in zip(*tried, strict=True)) if tried else (0, 0, 0)
-    return {"images": len(captions), "named": named / max(len(captions), 1),
+    return {"images": len(captions), "named": 1 - len(wrong) / max(len(captions), 1), "wrong": wrong,
             "pointing": hits / words if words else None, "chance": chance / words if words else None}
 
 

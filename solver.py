@@ -4,8 +4,10 @@
 """
 
 import difflib
+import itertools
 import json
 import math
+import shutil
 import time
 from pathlib import Path
 
@@ -37,6 +39,7 @@ DEFAULTS = dict(
     data_name='shapes_5_cap_per_img_5_min_word_freq',  # base name of these files
     # model
     attention=True,                 # DecoderWithAttention, or DecoderWithRNN
+    decoder=None,                   # a class of your own in their place, such as 'my_decoder.MyDecoder'
     encoder='resnet101',            # backbone, see encoders.load_backbone
     encoder_weights='DEFAULT',      # trained weights, None for random ones, or a file
     encoder_stride=None,            # cut the backbone at this stride
@@ -64,6 +67,8 @@ DEFAULTS = dict(
     print_freq=10,                  # batches between two updates of the progress bar's figures
 )
 DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BLEU-4
+CALLED_OTHERWISE = dict(lr='decoder_lr', learning_rate='decoder_lr', hidden_size='decoder_dim',
+                        hidden_dim='decoder_dim', num_workers='workers', lambda_='alpha_c')
 KEPT_IN_CHECKPOINT = ('start_epoch', 'epochs_since_improvement', 'best_bleu4')
 
 
@@ -78,8 +83,8 @@ def check_settings(cfg):
         if name in KEPT_IN_CHECKPOINT:
             raise ValueError(f'setting {name!r} is kept in the checkpoint: take it out of cfg')
         if name not in DEFAULTS:
-            close = difflib.get_close_matches(name, DEFAULTS, n=1)
-            hint = f'; did you mean {close[0]!r}?' if close else f'; known are {", ".join(DEFAULTS)}'
+            close = CALLED_OTHERWISE.get(name) or ''.join(difflib.get_close_matches(name, DEFAULTS, n=1))
+            hint = f'; did you mean {close!r}?' if close else f'; known are {", ".join(DEFAULTS)}'
             raise ValueError(f'unknown setting {name!r}{hint}')
     cfg = {**DEFAULTS, **cfg}
 
@@ -91,7 +96,7 @@ def check_settings(cfg):
 
     for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq'):
         require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
-    if not cfg['attention']:
+    if not cfg['attention'] and not cfg['decoder']:
         require('batch_size', int, lambda v: v >= 2, 'at least 2 (batch norm needs two captions)')
     for name in ('workers', 'seed'):
         require(name, int, lambda v: v >= 0, 'a whole number of at least 0')
@@ -109,6 +114,7 @@ def check_settings(cfg):
         cfg[name] = str(cfg[name])
     require('data_name', str, lambda v: True, "the files' base name")
     require('encoder', (str, type(None)), lambda v: True, 'a name')
+    require('decoder', (str, type(None)), lambda v: True, "None, or a class of your own like 'my_decoder.MyDecoder'")
     for name in ('encoder_weights', 'checkpoint'):
         require(name, (str, Path, type(None)), lambda v: True, 'a file, or None')
         cfg[name] = cfg[name] and str(cfg[name])
@@ -127,7 +133,8 @@ def train(cfg, encoder=None):
     Files in ``output_folder``: ``checkpoint_{data_name}_{NoAttention,Attention}.pth.tar`` after each epoch,
     ``BEST_checkpoint_{NoAttention,Attention}.pth.tar`` at the best greedy BLEU-4 so far, and
     ``history_{NoAttention,Attention}.json``. A training that was stopped goes on from ``checkpoint`` as if it
-    never had been.
+    never had been. Files of another training of the same decoder are moved into ``output_folder/earlier_1`` (2, ...)
+    after the first epoch.
 
     :param cfg: settings, see ``DEFAULTS``
     :param encoder: a module of your own from (n, 3, H, W) to (n, channels, h, w); ``cfg['encoder']`` is ignored
@@ -151,6 +158,10 @@ def train(cfg, encoder=None):
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
     latest, best = checkpoint_paths(cfg)
     best.parent.mkdir(parents=True, exist_ok=True)
+    # going on in the folder of the checkpoint, its files are this training's own
+    tidy = bool(cfg['checkpoint']) and Path(cfg['checkpoint']).resolve().parent == best.resolve().parent
+    if progress['epoch'] >= cfg['epochs']:
+        print(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
 
     for epoch in range(progress['epoch'] + 1, cfg['epochs'] + 1):
         idle = progress['epochs_since_improvement']
@@ -178,6 +189,9 @@ def train(cfg, encoder=None):
             epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
             **{f'val_{name}': score for name, score in val_scores.items()},
             decoder_lr=optimizers['decoder'].param_groups[0]['lr'], seconds=seconds))
+        if not tidy:
+            set_aside(cfg)
+            tidy = True
         save_checkpoint([best, latest] if improved else [latest], model, optimizers, progress)
         with atomic_path(best.with_name(f'history_{decoder_name(cfg)}.json')) as temporary:
             temporary.write_text(json.dumps(model.history, indent=1))
@@ -190,9 +204,9 @@ def train_epoch(model, dataset, optimizers, epoch):
     :return: dict with the mean ``loss`` per word and the ``top5`` accuracy in percent
     :raises FloatingPointError: the loss is not a number any more
     """
-    cfg, encoder, decoder = model.settings, model.encoder, model.decoder
-    encoder.train()  # what is frozen stays in eval(), see models.Encoder.train
-    decoder.train()
+    cfg = model.settings
+    model.encoder.train()  # what is frozen stays in eval(), see models.Encoder.train
+    model.decoder.train()
     # the order depends on seed and epoch alone, so a resumed training sees the same batches
     shuffle = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
     # batch norm cannot take a last batch of one caption
@@ -205,9 +219,7 @@ def train_epoch(model, dataset, optimizers, epoch):
             done = (epoch - 1 + i / len(loader)) / cfg['epochs']
             for name, optimizer in optimizers.items():
                 optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr'] * (1 + math.cos(math.pi * done)) / 2
-        encoder_out = encode(model, images)
-        captions = captions.to(cfg['device'], non_blocking=True)
-        loss, correct, words = caption_loss(decoder(encoder_out, captions, caplens), cfg['alpha_c'])
+        loss, correct, words = caption_loss(decode(model, images, captions, caplens), cfg['alpha_c'])
         for optimizer in optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -263,7 +275,7 @@ def validate(model, dataset):
     losses, top5 = AverageMeter(), AverageMeter()
     guesses, references = [], []
     for images, captions, caplens, _ in tqdm(_loader(model, dataset), desc='validate', unit='batch', leave=False):
-        decoded = model.decoder(encode(model, images), captions.to(cfg['device']), caplens)
+        decoded = decode(model, images, captions, caplens)
         loss, correct, words = caption_loss(decoded, cfg['alpha_c'])
         losses.update(loss.item(), words)
         top5.update(correct, words)
@@ -294,22 +306,69 @@ def encode(model, images):
     return model.encoder.resize(images.float())
 
 
+def decode(model, images, captions, caplens):
+    """The decoder's ``forward`` on a batch as it comes from the loader.
+
+    :raises ValueError: it returns too few or too many things
+    """
+    captions = captions.to(model.settings['device'], non_blocking=True)
+    decoded = model.decoder(encode(model, images), captions, caplens)
+    right = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
+    if not isinstance(decoded, tuple) or len(decoded) not in right:
+        came = f'{len(decoded)} things' if isinstance(decoded, tuple) else f'a {type(decoded).__name__}'
+        raise ValueError(f'forward of {type(model.decoder).__name__} returns {came}; it must return predictions, '
+                         f'sorted captions, decode lengths, {"alphas, " if 5 in right else ""}sort indices')
+    return decoded
+
+
+def set_aside(cfg):
+    """Move what another training of this decoder left in ``output_folder`` into a folder of its own.
+
+    A training that goes on from a checkpoint elsewhere takes that one's best model along.
+    """
+    latest, best = checkpoint_paths(cfg)
+    name = decoder_name(cfg)
+    files = [path for path in (latest, best, *(best.with_name(f'{kind}_{name}.json') for kind in ('history', 'test')))
+             if path.exists()]
+    if files:
+        folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
+        folder.mkdir()
+        for path in files:
+            path.rename(folder / path.name)
+        print(f'   {best.parent} held another training of {name}: it is in {folder} now.')
+    of_checkpoint = Path(cfg['checkpoint']).with_name(best.name) if cfg['checkpoint'] else None
+    if of_checkpoint and of_checkpoint.exists():
+        with atomic_path(best) as temporary:
+            shutil.copyfile(of_checkpoint, temporary)
+
+
 def resume(model, optimizers, path):
     """Load a checkpoint into model and optimizers, the random states and the history.
+
+    The learning rates of the settings hold where they are not those of the checkpoint.
 
     :return: its progress: dict of ``epoch``, ``best_bleu4``, ``epochs_since_improvement``
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state = read_checkpoint(path)
+    cfg, before = model.settings, {**DEFAULTS, **state['settings']}
     if state['word_map'] != model.word_map:
         raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
     restore_model(model, state, path)
     for name, optimizer in optimizers.items():
         if name in state['optimizers']:
             optimizer.load_state_dict(state['optimizers'][name])
+            if any(cfg[key] != before[key] for key in (f'{name}_lr', 'cosine')):
+                for group in optimizer.param_groups:
+                    group['lr'] = cfg[f'{name}_lr']
     model.history = state['history']
     restore_random_states(state['random_states'])
-    return state['progress']
+    progress = state['progress']
+    print(f"Going on after epoch {progress['epoch']} of {path}, best greedy BLEU-4 {progress['best_bleu4']:.3f}.")
+    if cfg['cosine'] and before['cosine'] and cfg['epochs'] != before['epochs']:
+        print(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the learning "
+              'rate makes a jump. Better set the number of epochs at the start.')
+    return progress
 
 
 def caption_dataset(model, split, data_folder=None, data_name=None):

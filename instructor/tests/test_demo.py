@@ -9,8 +9,8 @@ from PIL import Image
 
 from instructor.assemble import ROOT
 
-FIGURES = ['history_NoAttention', 'history_Attention', 'bleu', 'captions_good', 'captions_bad', 'attention_0',
-           'attention_1', 'attention_2']
+FIGURES = ['history_NoAttention', 'history_Attention', 'bleu', 'captions_good_NoAttention', 'captions_bad_NoAttention',
+           'captions_good_Attention', 'captions_bad_Attention', 'attention_test0', 'attention_test1', 'attention_test2']
 
 
 @pytest.fixture(scope='module')

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from checkpoints import (
     checkpoint_paths,
     decoder_name,
     load_model,
+    load_models,
     random_states,
     read_checkpoint,
     restore_random_states,
@@ -111,8 +113,9 @@ def test_no_checkpoint(trained, tmp_path, monkeypatch, content):
     if content is None:
         content = checkpoint_paths(trained[True][0])[0].read_bytes()[:-5000]
     path.write_bytes(content)
-    with pytest.raises(ValueError, match='some.pth.tar is not a checkpoint of this lab .*train again'):
+    with pytest.raises(ValueError, match='some.pth.tar is not a checkpoint of this lab .*train again') as caught:
         load_model(path, 'cpu')
+    assert 'weights_only' not in str(caught.value) and '\n' not in str(caught.value)
     assert not (tmp_path / 'evil').exists()
 
 
@@ -126,6 +129,13 @@ def test_files_of_others(tmp_path, state):
 def test_missing_checkpoint(tmp_path):
     with pytest.raises(ValueError, match='there is no checkpoint .*nowhere.pth: train first'):
         load_model(tmp_path / 'nowhere.pth')
+
+
+def test_models_of_a_folder(trained, tmp_path):
+    shutil.copy(checkpoint_paths(trained[True][0])[1], tmp_path)
+    assert list(load_models(tmp_path, ['Attention'])) == ['Attention'] == list(load_models(tmp_path, 'Attention'))
+    with pytest.raises(ValueError, match=r"NoAttention.pth.tar: train .*, or take 'NoAttention' out of decoders"):
+        load_models(tmp_path, ['NoAttention', 'Attention'])
 
 
 @pytest.mark.parametrize(('changes', 'message'), [

@@ -11,7 +11,7 @@ from PIL import Image
 from checkpoints import checkpoint_paths, load_model
 from create_input_files import create_input_files
 from datasets import CaptionDataset
-from evaluate import caption_image, caption_split, evaluate
+from evaluate import caption_image, caption_split, evaluate, find_picture
 from images import ImageFileError
 from metrics import bleu
 from shapes import generate_shapes, judge_captions
@@ -134,11 +134,23 @@ def test_pictures_of_any_kind(models, tmp_path, mode, size, ending):
 
 
 def test_no_picture(models, tmp_path):
-    with pytest.raises(ImageFileError, match='nowhere.png: this image cannot be decoded'):
+    with pytest.raises(ImageFileError, match='nowhere.png: there is no such file'):
         caption_image(models[True], tmp_path / 'nowhere.png')
     (tmp_path / 'text.png').write_text('no picture')
     with pytest.raises(ImageFileError, match='text.png: this image cannot be decoded'):
         caption_image(models[True], tmp_path / 'text.png')
+
+
+def test_find_picture(models, tiny_data, tmp_path):
+    dataset = CaptionDataset(**tiny_data, split='TEST')
+    label, pixels = find_picture(models[True], 5)
+    assert label == 'test5' and torch.equal(pixels, dataset.image(5))
+    path = Path(tiny_data['data_folder']) / dataset.names[4]
+    label, pixels = find_picture(models[True], str(path))
+    assert label == path.stem and torch.equal(pixels, dataset.image(4))
+    for number in (-1, 6):
+        with pytest.raises(ValueError, match=f'there is no picture {number}: the test split has 6, 0 to 5'):
+            find_picture(models[True], number)
 
 
 def test_models_stay_as_they_were(model):
@@ -155,8 +167,11 @@ def test_judge_captions(model, tiny_data, tmp_path):
     assert verdict['images'] == 6 and 0 <= verdict['named'] <= 1
     if model.name == 'NoAttention':
         assert verdict['pointing'] is None and verdict['chance'] is None
+    assert verdict['named'] == pytest.approx(1 - len(verdict['wrong']) / 6)
     spoken = [{**c, 'caption': c['references'][0], 'alphas': None} for c in captions]
-    assert judge_captions(spoken, json_path)['named'] == 1  # people's captions are true
+    right = judge_captions(spoken, json_path)
+    assert right['named'] == 1 and right['wrong'] == []  # people's captions are true
+    assert judge_captions([*spoken[:4], {**spoken[4], 'caption': ['a']}, spoken[5]], json_path)['wrong'] == [4]
     shuffled = [{**c, 'caption': other['caption']} for c, other in zip(spoken, spoken[1:] + spoken[:1], strict=True)]
     assert judge_captions(shuffled, json_path)['named'] < 1
     looking = [{**c, 'alphas': torch.full((len(c['caption']), 4, 4), 1 / 16)} for c in spoken]

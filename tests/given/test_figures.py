@@ -1,5 +1,7 @@
 """The figures: drawn without a warning, and showing what they are given."""
 
+import json
+
 import matplotlib
 
 matplotlib.use('Agg')
@@ -18,6 +20,7 @@ from figures import (  # noqa: E402
     plot_bleu,
     plot_captions,
     plot_history,
+    read_histories,
     save_figure,
 )
 
@@ -66,16 +69,28 @@ def test_history_of_one_decoder():
     plot_history({'Attention': history(3)}).canvas.draw()
 
 
+def test_histories_of_a_folder(tmp_path):
+    for name in ('Attention', 'Adaptive', 'NoAttention'):
+        (tmp_path / f'history_{name}.json').write_text(json.dumps(history(2)))
+    histories = read_histories(tmp_path)
+    assert list(histories) == ['NoAttention', 'Attention', 'Adaptive'] and histories['Adaptive'] == history(2)
+    figure = plot_history(histories)
+    colors = {line.get_label().split(',')[0]: line.get_color() for line in figure.axes[0].lines}
+    assert list(colors) == ['plain LSTM', 'soft attention', 'Adaptive'] and len(set(colors.values())) == 3
+
+
 def test_bleu():
     figure = plot_bleu([result('NoAttention'), result('Attention', 0.05)])
     figure.canvas.draw()
-    lines = {line.get_label(): line for line in figure.axes[0].lines}
-    assert len(lines) == 8
-    line = lines['BLEU-2, soft attention']
-    assert list(line.get_xdata()) == [1, 3, 5] and line.get_linestyle() == '-'
-    assert list(line.get_ydata()) == pytest.approx([0.76, 0.78, 0.80])
-    assert lines['BLEU-2, plain LSTM'].get_linestyle() == '--'
-    assert [int(tick) for tick in figure.axes[0].get_xticks()] == [1, 3, 5]
+    assert [axes.get_title() for axes in figure.axes] == ['plain LSTM', 'soft attention']
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()  # so that heights can be compared
+    for axes, shift in zip(figure.axes, (0, 0.05), strict=True):
+        lines = {line.get_label(): line for line in axes.lines}
+        assert list(lines) == ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4']
+        assert list(lines['BLEU-2'].get_xdata()) == [1, 3, 5]
+        assert list(lines['BLEU-2'].get_ydata()) == pytest.approx([0.71 + shift, 0.73 + shift, 0.75 + shift])
+        assert [int(tick) for tick in axes.get_xticks()] == [1, 3, 5]
+        assert f'{0.75 + shift:.3f}' in [text.get_text() for text in axes.texts]
 
 
 def test_bleu_table():
@@ -118,9 +133,10 @@ def test_attention_has_a_panel_per_word(words):
     figure = plot_attention(picture(), words, alphas)
     figure.canvas.draw()
     drawn = [axes for axes in figure.axes if axes.images]
-    assert [axes.get_title() for axes in drawn] == ['picture', *words]
-    assert all((axes.images[0].get_array() == picture()).all() for axes in drawn)
-    assert [len(axes.images) for axes in drawn] == [1] + [2] * len(words)
+    assert [axes.get_title() for axes in drawn] == [
+        'picture', *(f'{word}  {alpha.max():.0%}' for word, alpha in zip(words, alphas, strict=True))]
+    assert (drawn[0].images[0].get_array() == picture()).all()
+    assert figure.get_suptitle().replace('\n', ' ') == ' '.join(words)
     assert len(figure.axes) % min(5, len(words) + 1) == 0
 
 
@@ -128,13 +144,14 @@ def test_attention_has_a_panel_per_word(words):
 def test_attention_is_brightest_where_alpha_is_high(cell):
     alphas = torch.full((2, 4, 4), 0.2 / 15)
     alphas[0, 2, 1] = alphas[1][cell] = 0.8
-    image = np.zeros((64, 96, 3), np.uint8)  # each cell is 16 x 24 pixels
+    image = np.full((64, 96, 3), (250, 200, 100), np.uint8)  # each cell is 16 x 24 pixels
     figure = plot_attention(image, ['first', 'second'], alphas)
     for axes, (row, column) in zip(figure.axes[1:], [(2, 1), cell], strict=True):
-        overlay = axes.images[1]
-        found = np.unravel_index(overlay.get_array().argmax(), (64, 96))
+        lit = np.asarray(axes.images[0].get_array())
+        found = np.unravel_index(lit[..., 0].argmax(), (64, 96))
         assert (found[0] // 16, found[1] // 24) == (row, column)
-        assert overlay.cmap(0.0)[:3] == (0, 0, 0) and overlay.cmap(1.0)[:3] == (1, 1, 1)
+        assert (lit.max(axis=(0, 1)) == (250, 200, 100)).all()  # the picture itself where it looks
+        assert (lit.min(axis=(0, 1)) <= (40, 32, 16)).all()
     # and so it is in the finished figure
     figure.canvas.draw()
     pixels = np.asarray(figure.canvas.buffer_rgba())[..., 0].astype(float)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from metrics import bleu
+from metrics import bleu, caption_bleu
 from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
 
 
@@ -143,3 +143,13 @@ def test_seed_everything():
     assert draw() == first
     seed_everything(4)
     assert all(a != b for a, b in zip(draw(), first, strict=True))
+
+
+def test_caption_bleu():
+    references = ['a dog runs over the wet grass'.split(), 'a brown dog is running'.split()]
+    score, closest = caption_bleu(references, 'a brown dog runs over the grass'.split())
+    assert 0 < score < 1 and closest == references[0]
+    assert caption_bleu(references, references[1]) == (pytest.approx(1), references[1])
+    worse, closest = caption_bleu(references, 'a brown dog is here'.split())
+    assert worse < 1 and closest == references[1]
+    assert caption_bleu(references, [])[0] == 0

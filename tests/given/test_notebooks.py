@@ -1,5 +1,7 @@
 """Every notebook runs from top to bottom on a tiny data set, in a copy of the assignment."""
 
+import base64
+import html
 import json
 import re
 import shutil
@@ -58,9 +60,10 @@ def test_training(folder, name, decoder):
 
 def test_test(folder):
     printed, pictures = run(folder, 'test.ipynb', beam_sizes=[1, 2])
-    assert 'NoAttention: every object right in ' in printed
-    assert '\nAttention: every object right in ' in printed
-    assert pictures == 3  # BLEU, good captions, bad captions
+    assert 'plain LSTM: every object right in ' in printed
+    assert '\nsoft attention: every object right in ' in printed
+    sheets = list((folder / 'runs/shapes/figures').glob('captions_*.png'))
+    assert pictures == 1 + len(sheets) and {sheet.stem[13:].strip('_') for sheet in sheets} >= {'Attention'}
     result = json.loads((folder / 'runs/shapes/test_Attention.json').read_text())
     assert [score['beam_size'] for score in result['scores']] == [1, 2] and len(result['captions']) == 4
 
@@ -70,12 +73,24 @@ def test_caption(folder):
     printed, pictures = run(folder, 'caption.ipynb', pictures=[1, 'mine.png'])
     assert printed.count('log-probability') == 4
     assert pictures == 2
-    assert (folder / 'runs/shapes/figures/attention_1.png').exists()
+    runs = folder / 'runs/shapes'
+    assert {path.stem for path in (runs / 'figures').glob('attention_*')} == {'attention_test1', 'attention_mine'}
+    said = json.loads((runs / 'caption_mine.json').read_text())
+    assert said['picture'] == 'mine.png' and all(caption in printed for caption in said['captions'].values())
+    run(folder, 'caption.ipynb', pictures='mine.png')  # one picture needs no list
 
 
 def test_report(folder):
+    notebook = folder / 'report/report.ipynb'
+    notebook.write_text(notebook.read_text(encoding='utf-8').replace("picture = 'test0'", "picture = 'test1'"),
+                        encoding='utf-8')
     subprocess.run([sys.executable, 'report/render.py'], cwd=folder, check=True)
     page = (folder / 'report/report.html').read_text(encoding='utf-8')
+    said = json.loads((folder / 'runs/shapes/caption_test1.json').read_text())
+    shown = page[page.index('3. Both models'):page.index('4. Your own')]
+    assert all(html.escape(caption) in shown for caption in said['captions'].values())
+    maps = (folder / 'runs/shapes/figures/attention_test1.png').read_bytes()
+    assert base64.b64encode(maps).decode() in shown.replace('\n', '')
     for section in ('1. How each decoder works', '2. Best settings', '3. Both models on one picture',
                     '4. Your own improvement', '5. Comparison'):
         assert section in page

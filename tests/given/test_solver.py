@@ -21,10 +21,11 @@ import pytest
 import torch
 from torch import nn
 
+import checkpoints
 import features
 import solver
 from beam_search import Hypothesis
-from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint, save_checkpoint
+from checkpoints import CaptionModel, checkpoint_paths, load_model, load_models, read_checkpoint, save_checkpoint
 from create_input_files import create_input_files
 from datasets import CaptionDataset
 from metrics import bleu
@@ -51,6 +52,8 @@ def test_defaults_are_filled_in_and_the_device_decided():
 def test_unknown_setting_is_named_with_a_near_match():
     with pytest.raises(ValueError, match="unknown setting 'batchsize'; did you mean 'batch_size'"):
         check_settings({'batchsize': 4})
+    with pytest.raises(ValueError, match="unknown setting 'lr'; did you mean 'decoder_lr'"):
+        check_settings({'lr': 4})
     with pytest.raises(ValueError, match="unknown setting 'zzz'; known are .*grad_clip"):
         check_settings({'zzz': 4})
 
@@ -70,8 +73,8 @@ def test_what_the_checkpoint_keeps_is_refused(name):
     ('alpha_c', None), ('dropout', 1), ('dropout', -0.1), ('dropout', True),
     *[(name, 1) for name in ('attention', 'fine_tune_encoder', 'cache_features', 'cosine')],
     ('encoder_stride', 0), ('encoded_image_size', 0), ('encoded_image_size', 3.5), ('data_folder', None),
-    ('output_folder', 3), ('data_name', 3), ('encoder', 5), ('encoder_weights', 5), ('checkpoint', False),
-    ('device', 'no such device')])
+    ('output_folder', 3), ('data_name', 3), ('encoder', 5), ('decoder', 5), ('encoder_weights', 5),
+    ('checkpoint', False), ('device', 'no such device')])
 def test_impossible_values_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=f"setting '{name}' is {re.escape(repr(value))}"):
         check_settings({name: value})
@@ -292,12 +295,30 @@ def test_cosine_ends_near_zero(tiny_cfg):
     assert [entry['decoder_lr'] for entry in history] == pytest.approx(expected)
 
 
-def test_a_second_run_writes_over_the_first(tiny_cfg):
+def test_a_second_run_moves_the_first_aside(tiny_cfg, capsys):
     first = train({**tiny_cfg, 'epochs': 1})
+    runs = Path(tiny_cfg['output_folder'])
+    (runs / 'test_Attention.json').write_text('{}')  # of the first model, not of the second
+    (runs / 'history_NoAttention.json').write_text('[]')  # of the other decoder: it stays
+    left = {path.name: path.read_bytes() for path in runs.glob('*_Attention*')}
     second = train({**tiny_cfg, 'epochs': 1})
     assert without_seconds(first) == without_seconds(second)  # and the same seed gives the same training
+    assert f"held another training of Attention: it is in {runs / 'earlier_1'} now" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (runs / 'earlier_1').iterdir()} == left and len(left) == 4
     other = train({**tiny_cfg, 'epochs': 1, 'seed': 1})
     assert without_seconds(other) != without_seconds(first)
+    assert json.loads((runs / 'earlier_2' / 'history_Attention.json').read_text()) == second
+    assert (runs / 'history_NoAttention.json').exists() and not (runs / 'test_Attention.json').exists()
+
+
+def test_a_run_that_fails_leaves_the_one_before_alone(tiny_cfg, scripted, monkeypatch):
+    scripted([0.4])
+    train({**tiny_cfg, 'epochs': 1})
+    before = {path.name: path.read_bytes() for path in Path(tiny_cfg['output_folder']).iterdir()}
+    monkeypatch.setattr(solver, 'train_epoch', lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(tiny_cfg)
+    assert {path.name: path.read_bytes() for path in Path(tiny_cfg['output_folder']).iterdir()} == before
 
 
 def test_the_seed_decides_whether_or_not_features_are_there(tiny_cfg, tmp_path):
@@ -412,6 +433,48 @@ def test_best_score_is_kept_over_a_resume(tiny_cfg, scripted):
     assert read_checkpoint(latest)['progress'] == dict(epoch=3, best_bleu4=0.6, epochs_since_improvement=1)
 
 
+def test_going_on_in_another_folder_keeps_all_apart(tiny_cfg, scripted, tmp_path):
+    scripted([0.2, 0.6])
+    train({**tiny_cfg, 'epochs': 2})
+    latest, best = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    before = {path.name: path.read_bytes() for path in best.parent.iterdir()}
+    there = {**tiny_cfg, 'output_folder': str(tmp_path / 'other')}
+    scripted([0.9])
+    train({**there, 'epochs': 1})  # something else is there already
+    scripted([0.5])
+    history = train({**there, 'epochs': 3, 'checkpoint': str(latest)})
+    assert {path.name: path.read_bytes() for path in best.parent.iterdir()} == before
+    assert [entry['val_greedy_bleu4'] for entry in history] == [0.2, 0.6, 0.5]
+    # its best model is that of its own history, not of what was there
+    assert (tmp_path / 'other' / best.name).read_bytes() == best.read_bytes()
+    assert json.loads((tmp_path / 'other' / 'earlier_1' / 'history_Attention.json').read_text())[0][
+        'val_greedy_bleu4'] == 0.9
+
+
+def test_going_on_says_where_it_is(tiny_cfg, scripted, capsys):
+    scripted([0.2, 0.6])
+    history = train({**tiny_cfg, 'epochs': 2, 'cosine': True})
+    latest, _ = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    again = {**tiny_cfg, 'cosine': True, 'checkpoint': str(latest)}
+    assert train({**again, 'epochs': 2}) == history
+    printed = capsys.readouterr().out
+    assert f'Going on after epoch 2 of {latest}, best greedy BLEU-4 0.600.' in printed
+    assert f'{latest} has trained 2 epochs already: raise epochs to go on.' in printed and 'jump' not in printed
+    scripted([0.3])
+    train({**again, 'epochs': 3})
+    assert 'drawn over 2 epochs and is over 3 now: the learning rate makes a jump' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('change', [dict(decoder_lr=1e-4), dict(cosine=False)])
+def test_other_rates_than_the_checkpoints_hold(tiny_cfg, change):
+    first = {**tiny_cfg, 'epochs': 1, 'cosine': True}
+    latest, _ = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    rate = train(first)[0]['decoder_lr']
+    assert rate < 1e-3  # where the cosine has come to
+    history = train({**first, 'cosine': False, 'epochs': 2, 'checkpoint': str(latest), **change})
+    assert history[1]['decoder_lr'] == change.get('decoder_lr', tiny_cfg['decoder_lr'])
+
+
 def test_resume_refuses_what_does_not_fit(tiny_cfg, tiny_data, scripted, tmp_path):
     scripted([0.1] * 9)
     train({**tiny_cfg, 'epochs': 1})
@@ -420,7 +483,7 @@ def test_resume_refuses_what_does_not_fit(tiny_cfg, tiny_data, scripted, tmp_pat
     before = latest.read_bytes()
     with pytest.raises(ValueError, match='does not fit the decoder'):
         train({**again, 'decoder_dim': 8})
-    with pytest.raises(ValueError, match='does not fit the decoder'):
+    with pytest.raises(ValueError, match='holds the decoder Attention, and the settings say NoAttention'):
         train({**again, 'attention': False})
     with pytest.raises(ValueError, match='other encoder weights'):
         train({**again, 'encoder_weights': None})
@@ -432,6 +495,89 @@ def test_resume_refuses_what_does_not_fit(tiny_cfg, tiny_data, scripted, tmp_pat
     with pytest.raises(ValueError, match='another vocabulary'):
         train({**again, 'data_folder': str(tmp_path), 'data_name': summary['data_name']})
     assert latest.read_bytes() == before
+
+
+# --- A decoder of one's own ---
+
+OWN_DECODER = '''
+from models import DecoderWithAttention, DecoderWithRNN
+
+class Mine(DecoderWithAttention):
+    """Half as much attention to the picture."""
+    def one_step(self, embeddings, encoder_out, h, c, keys=None):
+        return super().one_step(embeddings, encoder_out / 2, h, c, keys)
+
+class Few(DecoderWithRNN):
+    def __init__(self, vocab_size, encoder_dim, embed_dim, decoder_dim=7):
+        super().__init__(embed_dim, decoder_dim, vocab_size, encoder_dim)
+
+class Blind(DecoderWithAttention):
+    def forward(self, *arguments):
+        return super().forward(*arguments)[:3]
+
+class Greedy(DecoderWithRNN):
+    def __init__(self, vocab_size, layers):
+        pass
+
+def function():
+    pass
+
+from torch import nn
+class Silent(nn.Module):
+    def start(self, encoder_out):
+        pass
+'''
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    """my_decoder.py, as if it lay beside models.py."""
+    (tmp_path / 'my_decoder.py').write_text(OWN_DECODER)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(checkpoints, '__file__', str(tmp_path / 'checkpoints.py'))
+    yield
+    sys.modules.pop('my_decoder', None)
+
+
+@pytest.mark.parametrize('name', ['Mine', 'Few'])
+def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, tiny_data):
+    cfg = {**tiny_cfg, 'decoder': f'my_decoder.{name}'}
+    history = train(cfg)
+    assert history[1]['train_loss'] < history[0]['train_loss']
+    runs = Path(cfg['output_folder'])
+    assert json.loads((runs / f'history_{name}.json').read_text()) == history
+    model = load_models(runs, name)[name]
+    assert type(model.decoder).__name__ == name and model.name == name
+    best = max(entry['val_greedy_bleu4'] for entry in history)
+    assert validate(model, caption_dataset(model, 'VAL'))['greedy_bleu4'] == pytest.approx(best)
+    with pytest.raises(ValueError, match=f'holds the decoder {name}, and the settings say Attention'):
+        train({**tiny_cfg, 'checkpoint': str(runs / f'BEST_checkpoint_{name}.pth.tar')})
+
+
+@pytest.mark.parametrize(('decoder', 'message'), [
+    ('Mine', 'there is no file my_decoder.py beside models.py'),
+    ('os.path', 'there is no file os.py beside models.py'),
+    ('../my_decoder.Mine', 'it must be like .* and there is no file'),
+    ('my_decoder.Other', 'my_decoder.py has no class Other'),
+    ('my_decoder.function', 'my_decoder.py has no class function'),
+    ('my_decoder.Silent', 'it has no forward and no step'),
+    ('my_decoder.Greedy', 'Greedy asks for layers; give it a default value'),
+    ('my_decoder.Blind', 'forward of Blind returns 3 things; it must return predictions, .*alphas')])
+def test_own_decoder_that_cannot_be(own_file, tiny_cfg, decoder, message):
+    with pytest.raises(ValueError, match=message):
+        train({**tiny_cfg, 'decoder': decoder})
+
+
+@pytest.mark.parametrize(('attention', 'returned', 'came'), [
+    (True, slice(4), '4 things'), (False, slice(3), '3 things'), (True, 0, 'a Tensor')])
+def test_forward_must_return_all(tiny_cfg, monkeypatch, attention, returned, came):
+    from models import DecoderWithAttention, DecoderWithRNN
+    decoder = DecoderWithAttention if attention else DecoderWithRNN
+    forward = decoder.forward
+    monkeypatch.setattr(decoder, 'forward', lambda *arguments: forward(*arguments)[returned])
+    wanted = 'decode lengths, ' + 'alphas, ' * attention + 'sort indices'
+    with pytest.raises(ValueError, match=f'forward of {decoder.__name__} returns {came}; .*{wanted}'):
+        train({**tiny_cfg, 'attention': attention})
 
 
 # --- Encoders ---
