@@ -15,7 +15,7 @@ from skimage.transform import resize
 from utils import atomic_path
 
 DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention'}
-DARKEST = 0.15  # what is left of a pixel that got no attention
+DARKEST = 0.25  # what is left of a pixel that got no attention
 COLORS = {'NoAttention': 'tab:orange', 'Attention': 'tab:blue'}
 
 

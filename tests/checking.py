@@ -44,7 +44,7 @@ def signature(result):
     """A result in a few numbers, by which a known mistake is recognised: name -> [shape, mixtures] or value."""
     found = {}
     for name, value in result.items():
-        if name in ('line', 'seconds', 'yardstick'):
+        if name in ('line', 'code', 'seconds', 'yardstick'):
             continue
         if name == 'error':  # its kind, names and numbers: versions of torch word the rest differently
             details = re.findall('inplace', value) or re.findall(r"'[^']*'|\d+", value)
@@ -68,6 +68,12 @@ def same_signature(one, other):
             return abs(a - b) <= 2e-5 * (1 + abs(a))
         return a == b
     return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
+
+
+def same_values(found, expected, tolerance=TOLERANCE):
+    """Arrays of equal shape and, within the tolerance, equal numbers."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    return found.shape == expected.shape and bool((np.abs(found - expected) <= tolerance * (1 + np.abs(expected))).all())
 
 
 class Stored:
@@ -109,7 +115,7 @@ class Lab:
             pytest.skip(f"not done yet: {result['todo']}")
         found = Found(self, probe, method, result)
         if 'error' in result:
-            line = f" (models.py, line {result['line']})" if result['line'] else ''
+            line = f" (models.py, line {result['line']}: {result.get('code', '')})" if result['line'] else ''
             found.wrong('that it runs', f"it stops with {result['error']}{line}{self.sizes_in(result['error'])}",
                         'look at that line' if line else 'see the message')
         return found

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import linecache
 import math
 import re
 import time
@@ -271,6 +272,8 @@ def describe(error, models):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
     found = {'error': f'{type(error).__name__}: {text[0] if text else ""}'[:300], 'line': lines[-1] if lines else None}
+    if lines:
+        found['code'] = linecache.getline(file, lines[-1]).strip()[:100]
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
         found['todo'] = str(error)
     return found
@@ -385,7 +388,7 @@ def layers(models, inputs, kind):
 
 @probe()
 def plain_start(models, inputs):
-    decoder = decoder_for(models, inputs, 'plain')
+    decoder = decoder_for(models, inputs, 'plain', dropout=1.0)  # there must be none here
     found = several(decoder.init_hidden_state(inputs.pictures()), ['h', 'c'], 'init_hidden_state')
     decoder.train()
     trained = several(decoder.init_hidden_state(inputs.pictures()), ['h', 'c'], 'init_hidden_state')
@@ -497,8 +500,10 @@ ATTENTIVE_STEP = ['predictions', 'alpha', 'h', 'c']
 
 @probe()
 def attentive_start(models, inputs):
-    decoder = decoder_for(models, inputs, 'attentive')
-    return several(decoder.init_hidden_state(inputs.pictures()), ['h', 'c'], 'init_hidden_state')
+    decoder = decoder_for(models, inputs, 'attentive', dropout=1.0)  # there must be none here
+    found = several(decoder.init_hidden_state(inputs.pictures()), ['h', 'c'], 'init_hidden_state')
+    trained = several(decoder.train().init_hidden_state(inputs.pictures()), ['h', 'c'], 'init_hidden_state')
+    return {**found, 'h in training': trained['h'], 'c in training': trained['c']}
 
 
 def step_decoder(models, inputs):
@@ -558,6 +563,9 @@ def call_forward(decoder, encoder_out, tokens, lengths):
         if name != 'decode_lengths':
             is_tensor(out[name], name)
     out['decode_lengths'] = [int(n) for n in out['decode_lengths']]
+    if out['sort_ind'].is_floating_point():
+        raise TypeError(f"sort_ind must hold whole numbers, one per caption; it has {out['sort_ind'].dtype} of shape "
+                        f"{tuple(out['sort_ind'].shape)}: is the order of what forward returns right?")
     sort_ind = out['sort_ind'].flatten().tolist()
     if sorted(sort_ind) != list(range(len(tokens))):
         raise ValueError(f'sort_ind must hold each of 0 ... {len(tokens) - 1} once; it is {sort_ind}')
@@ -569,19 +577,19 @@ def call_forward(decoder, encoder_out, tokens, lengths):
     return out
 
 
-def forward_decoder(models, inputs, kind):
+def forward_decoder(models, inputs, kind, dropout=0.0):
     """With stand-ins for first state and single step, if forward uses them; else, where it is on its own, without."""
-    decoder = with_stand_ins(models, inputs, kind)
+    decoder = with_stand_ins(models, inputs, kind, dropout)
     with torch.no_grad():
         decoder(inputs.pictures(), *inputs.captions())
     if len(type(decoder).called) == 2 and inputs.stand_ins:
         return decoder, 'stand-in'
-    return decoder_for(models, inputs, kind, stand_in=False), 'own'
+    return decoder_for(models, inputs, kind, dropout, stand_in=False), 'own'
 
 
 @probe('plain', 'attentive')
 def forward(models, inputs, kind):
-    decoder, mode = forward_decoder(models, inputs, kind)
+    decoder, mode = forward_decoder(models, inputs, kind, dropout=1.0)  # the stand-in for one_step has none
     tokens, lengths = inputs.captions()
     pictures = inputs.pictures()
     kept = pictures.clone(), tokens.clone(), lengths.clone()
@@ -591,7 +599,9 @@ def forward(models, inputs, kind):
     out['encoded_captions'] = out['encoded_captions'][out['sort_ind'].argsort()]
     out['sorted lengths'] = [int(n) - 1 for n in lengths[out.pop('sort_ind').cpu()]]
     out['inputs untouched'] = all(map(torch.equal, kept, (pictures, tokens, lengths)))
-    return {**out, 'mode': mode}
+    with torch.no_grad():
+        trained = call_forward(decoder.train(), pictures, tokens, lengths)
+    return {**out, 'predictions in training': trained['predictions'], 'mode': mode}
 
 
 @probe('plain', 'attentive')

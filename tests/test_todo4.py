@@ -11,8 +11,11 @@ def test_layers(lab):
 
 def test_first_state_comes_from_the_mean_pixel(lab):
     """h = init_h(mean pixel), c = init_c(mean pixel)."""
-    lab('attentive_start', 'DecoderWithAttention.init_hidden_state').same(
-        'h', 'c', shape='batch_size, decoder_dim', cause='the mean is taken over the pixels, dim 1; first h, then c')
+    found = lab('attentive_start', 'DecoderWithAttention.init_hidden_state')
+    found.same('h', 'c', shape='batch_size, decoder_dim',
+               cause='the mean is taken over the pixels, dim 1; first h, then c')
+    found.same('h in training', 'c in training', shape='batch_size, decoder_dim',
+               cause='training makes no difference here: dropout comes in one_step, before fc')
 
 
 def test_one_step(lab):
