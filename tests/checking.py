@@ -152,7 +152,7 @@ class Found:
         """Fail, with everything in the first line."""
         known = self.lab.stored.mistakes(self.probe, self.values)
         if known:  # the same error can come from elsewhere, the same numbers hardly
-            cause = ('Likely cause: ' if 'error' in self.values else 'Known mistake: ') + ' Or: '.join(known)
+            cause = ('Likely cause: ' if 'error' in self.values else 'Known mistake: ') + '; or: '.join(known)
         else:
             cause = f'Likely cause: {cause}'
         pytest.fail(f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}. {cause}.', pytrace=False)
