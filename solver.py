@@ -13,10 +13,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
+import lean
 from beam_search import greedy_search
 from checkpoints import (
     build_model,
@@ -60,6 +61,7 @@ DEFAULTS = dict(
     alpha_c=1.0,                    # weight of the doubly stochastic attention penalty
     fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
     cache_features=True,            # a frozen encoder sees each image once; False: at every caption
+    lean=True,                      # the same formulas with fewer operations, where your forward agrees (lean.py)
     seed=0,
     # files and output
     output_folder='runs',           # checkpoints and history go here
@@ -105,7 +107,7 @@ def check_settings(cfg):
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
     require('alpha_c', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
     require('dropout', (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
-    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'cosine'):
+    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'cosine', 'lean'):
         require(name, bool, lambda v: True, 'True or False')
     for name in ('encoder_stride', 'encoded_image_size'):
         require(name, (int, type(None)), lambda v: v is None or v >= 1, 'a whole number of at least 1, or None')
@@ -156,6 +158,8 @@ def train(cfg, encoder=None):
     if cfg['checkpoint']:
         progress = resume(model, optimizers, cfg['checkpoint'])
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
+    if cfg['lean']:
+        use_lean(model, train_data)
     latest, best = checkpoint_paths(cfg)
     best.parent.mkdir(parents=True, exist_ok=True)
     # going on in the folder of the checkpoint, its files are this training's own
@@ -196,6 +200,19 @@ def train(cfg, encoder=None):
         with atomic_path(best.with_name(f'history_{decoder_name(cfg)}.json')) as temporary:
             temporary.write_text(json.dumps(model.history, indent=1))
     return model.history
+
+
+def use_lean(model, dataset):
+    """Train by ``lean.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions."""
+    few = [dataset[i] for i in range(min(8, len(dataset)))]  # no DataLoader: that would draw a random number
+    images, captions, caplens = map(torch.stack, zip(*few, strict=True))
+    with torch.no_grad():
+        encoder_out = encode(model, images)
+    objection = lean.objection(model.decoder, encoder_out, captions.to(encoder_out.device), caplens)
+    model.lean = objection is None
+    if not model.lean:
+        print(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster one of '
+              f'lean.py ({objection}).')
 
 
 def train_epoch(model, dataset, optimizers, epoch):
@@ -245,18 +262,25 @@ def caption_loss(decoded, alpha_c):
     L = -log p(y | x) + alpha_c * sum over pixels of (1 - sum over words of alpha)^2
     (*Show, Attend and Tell*, eq. 14; the mean over pixels and captions is taken here).
 
-    :param decoded: what the decoder's ``forward`` returns
+    :param decoded: what the decoder's ``forward`` or ``lean.lean_forward`` returns
     :param alpha_c: weight of the penalty
     :return: loss, top-5 accuracy in percent, number of words
     """
     scores, captions, decode_lengths, *alphas, _ = decoded
     # the words to predict start after <start>; packing leaves out everything past a caption's end
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
-    scores = pack_padded_sequence(scores, decode_lengths, batch_first=True).data
+    scores = packed(scores, decode_lengths).data
     loss = nn.functional.cross_entropy(scores, targets)
     for alpha in alphas:
         loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean()
     return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
+
+
+def packed(scores, decode_lengths):
+    """Predictions as a ``PackedSequence``, (words, vocab_size) without padding; packed ones stay."""
+    if isinstance(scores, PackedSequence):
+        return scores
+    return pack_padded_sequence(scores, decode_lengths, batch_first=True)
 
 
 @torch.no_grad()
@@ -281,8 +305,10 @@ def validate(model, dataset):
         top5.update(correct, words)
         scores, _, decode_lengths, *_, sort_ind = decoded
         numbers = (len(guesses) + sort_ind.cpu()).tolist()  # the decoder has sorted the batch
+        scores = packed(scores, decode_lengths)
+        rows, _ = pad_packed_sequence(scores._replace(data=scores.data.argmax(dim=1)), batch_first=True)
         guesses += [[w for w in row[:length] if w not in special]
-                    for row, length in zip(scores.argmax(dim=2).tolist(), decode_lengths, strict=True)]
+                    for row, length in zip(rows.tolist(), decode_lengths, strict=True)]
         references += [dataset.references[number // dataset.cpi] for number in numbers]
     guesses = [model.words(guess) for guess in guesses]
 
@@ -312,6 +338,8 @@ def decode(model, images, captions, caplens):
     :raises ValueError: it returns too few or too many things
     """
     captions = captions.to(model.settings['device'], non_blocking=True)
+    if model.lean:
+        return lean.lean_forward(model.decoder, encode(model, images), captions, caplens)
     decoded = model.decoder(encode(model, images), captions, caplens)
     right = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
     if not isinstance(decoded, tuple) or len(decoded) not in right:

@@ -73,7 +73,8 @@ def same_signature(one, other):
 def same_values(found, expected, tolerance=TOLERANCE):
     """Arrays of equal shape and, within the tolerance, equal numbers."""
     found, expected = np.asarray(found), np.asarray(expected)
-    return found.shape == expected.shape and bool((np.abs(found - expected) <= tolerance * (1 + np.abs(expected))).all())
+    far = found.shape != expected.shape or np.abs(found - expected) > tolerance * (1 + np.abs(expected))
+    return not np.any(far)
 
 
 class Stored:

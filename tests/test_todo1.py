@@ -13,7 +13,7 @@ def test_first_state_reads_the_picture(lab):
     found.same('h', 'c', shape='batch_size, decoder_dim',
                cause='mean over the pixels (dim 1), then init, then bn, then decode_step without states')
     found.same('h in training', 'c in training', shape='batch_size, decoder_dim',
-               cause='self.bn comes after self.init and normalises over the batch; dropout comes in one_step, before fc')
+               cause='self.bn comes after self.init and normalises over the batch; dropout comes later, before fc')
 
 
 def test_batch_norm_learns_its_statistics(lab):

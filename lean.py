@@ -1,0 +1,234 @@
+"""The decoders' formulas with fewer operations: ``solver.train`` runs them in place of a ``forward`` that agrees.
+
+A loop over words as in ``models.py`` repeats much that is the same for all of them. Here
+
+- the keys ``encoder_att(a_i)`` are computed once per picture, not once per word;
+- the words' part of the LSTM's input, and the vocabulary layer, are one matrix product each for all words of the batch,
+  over true words only: nothing is computed, kept or cleared for padding;
+- the three products with h (query, gate, LSTM) are one;
+- the gradient is written out (backpropagation through time), so that each weight's gradient is one matrix product over
+  all words instead of a sum of one per word.
+
+The results are those of the textbook loop (``tests/given/test_lean.py``: outputs and gradients within 1e-5). ``train``
+uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for any other.
+"""
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+TOLERANCE = 1e-4  # relative, in single precision
+
+
+def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths):
+    """Teacher forcing as in ``DecoderWithRNN.forward`` and ``DecoderWithAttention.forward``.
+
+    :param decoder: one of these two, with the layers that their TODOs ask for
+    :return: what ``forward`` returns, but predictions as a ``PackedSequence``: true words only, (words, vocab_size)
+    """
+    encoder_out = encoder_out.flatten(1, -2)
+    caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
+    sort_ind = sort_ind.to(encoder_out.device)
+    encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
+    decode_lengths = (caption_lengths - 1).tolist()
+
+    h, c = decoder.init_hidden_state(encoder_out)
+    words = pack_padded_sequence(encoded_captions[:, :-1], decode_lengths, batch_first=True)
+    sizes, cell = words.batch_sizes, decoder.decode_step
+    embeddings = decoder.embedding(words.data)
+    if not hasattr(decoder, 'attention'):
+        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+        states, *_ = torch.lstm(embeddings, sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
+                                decoder.training, False)
+        alphas = ()
+    else:
+        attention, split = decoder.attention, embeddings.shape[1]
+        words_in = nn.functional.linear(embeddings, cell.weight_ih[:, :split], cell.bias_ih + cell.bias_hh)
+        from_h = torch.cat([attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh])
+        bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias])
+        keys = attention.encoder_att(encoder_out)
+        states, alpha = AttentiveLSTM.apply(
+            encoder_out, keys, words_in, h, c, from_h, bias, attention.att.weight.flatten(),
+            cell.weight_ih[:, split:], sizes.tolist())
+        # the bias of att shifts all scores alike, so softmax takes it out again: its gradient is zero
+        alpha = alpha + 0 * attention.att.bias
+        alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
+    predictions = PackedSequence(decoder.fc(decoder.dropout(states)), sizes)
+    return predictions, encoded_captions, decode_lengths, *alphas, sort_ind
+
+
+class AttentiveLSTM(torch.autograd.Function):
+    """All steps of the attentive decoder, from the first state to the last hidden state (*Show, Attend and Tell*).
+
+    Per step, with the rows of the captions still running:
+
+        e = w . relu(keys + W_q h + b_q),  alpha = softmax(e),  z = sum_i alpha_i a_i      (eqs. 4, 5, sec. 4.2)
+        beta = sigmoid(W_b h + b_b)                                                        (sec. 4.2.1)
+        i, f, g, o = words_in + W_hh h + W_z (beta z)                                      (eq. 1)
+        c = sigmoid(f) c + sigmoid(i) tanh(g),  h = sigmoid(o) tanh(c)                     (eqs. 2, 3)
+    """
+
+    @staticmethod
+    def forward(ctx, pictures, keys, words_in, h, c, from_h, bias, w, W_z, sizes):
+        """
+        :param pictures: (batch, pixels, encoder_dim) the a_i; ``keys``: (batch, pixels, attention_dim)
+        :param words_in: (words, 4 decoder_dim) the words' part of the LSTM's input, with both biases, packed
+        :param h, c: (batch, decoder_dim) first state
+        :param from_h: (attention_dim + encoder_dim + 4 decoder_dim, decoder_dim) W_q, W_b and W_hh in one;
+            ``bias``: (attention_dim + encoder_dim,) b_q and b_b
+        :param w: (attention_dim,); ``W_z``: (4 decoder_dim, encoder_dim)
+        :param sizes: list, how many captions run at each step
+        :return: hidden states (words, decoder_dim) and alpha (words, pixels), both packed
+        """
+        (_, pixels, e), a, d = pictures.shape, keys.shape[2], h.shape[1]
+        total = len(words_in)
+        new = words_in.new_empty
+        saved = dict(before=new(total, d), query=new(total, a), alpha=new(total, pixels), z=new(total, e),
+                     beta=new(total, e), gates=new(total, 4 * d), cell_before=new(total, d), tanh_c=new(total, d))
+        states = new(total, d)
+        scratch = torch.empty_like(keys)
+        start = 0
+        for n in sizes:
+            rows = slice(start, start + n)
+            start += n
+            h, c = h[:n], c[:n]
+            saved['before'][rows], saved['cell_before'][rows] = h, c
+            product = h @ from_h.T
+            query = saved['query'][rows]
+            torch.add(product[:, :a], bias[:a], out=query)
+            relu = torch.add(keys[:n], query.unsqueeze(1), out=scratch[:n]).relu_()
+            alpha = saved['alpha'][rows]
+            torch.softmax(relu @ w, dim=1, out=alpha)
+            z = torch.bmm(alpha.unsqueeze(1), pictures[:n]).squeeze(1)
+            beta = (product[:, a:a + e] + bias[a:]).sigmoid_()
+            saved['z'][rows], saved['beta'][rows] = z, beta
+            gates = torch.addmm(product[:, a + e:] + words_in[rows], z.mul_(beta), W_z.T)
+            gates[:, :2 * d].sigmoid_()
+            gates[:, 2 * d:3 * d].tanh_()
+            gates[:, 3 * d:].sigmoid_()
+            saved['gates'][rows] = gates
+            i, f, g, o = gates.chunk(4, dim=1)
+            c = f * c + i * g
+            tanh_c = c.tanh()
+            saved['tanh_c'][rows] = tanh_c
+            h = o * tanh_c
+            states[rows] = h
+        ctx.save_for_backward(pictures, keys, from_h, w, W_z, *saved.values())
+        ctx.sizes = sizes
+        return states, saved['alpha'].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_states, d_alpha):
+        (pictures, keys, from_h, w, W_z, before, query, alpha, z, beta, gates, cell_before,
+         tanh_c) = ctx.saved_tensors
+        sizes, (batch, _, e), a, d = ctx.sizes, pictures.shape, keys.shape[2], before.shape[1]
+        d_product = torch.empty(len(before), a + e + 4 * d, dtype=before.dtype, device=before.device)
+        d_keys, scratch = torch.zeros_like(keys), torch.empty_like(keys)
+        d_pictures = torch.zeros_like(pictures) if ctx.needs_input_grad[0] else None
+        d_w = torch.zeros_like(w)
+        d_h, d_c = before.new_zeros(batch, d), before.new_zeros(batch, d)
+        end = len(before)
+        for n in reversed(sizes):
+            rows = slice(end - n, end)
+            end -= n
+            # the LSTM
+            i, f, g, o = gates[rows].chunk(4, dim=1)
+            dh, dc = d_h[:n], d_c[:n]
+            dh += d_states[rows]
+            dc += dh * o * (1 - tanh_c[rows] ** 2)
+            d_gates = d_product[rows, a + e:]
+            d_gates[:, :d] = dc * g * i * (1 - i)
+            d_gates[:, d:2 * d] = dc * cell_before[rows] * f * (1 - f)
+            d_gates[:, 2 * d:3 * d] = dc * i * (1 - g ** 2)
+            d_gates[:, 3 * d:] = dh * tanh_c[rows] * o * (1 - o)
+            dc *= f
+            # the gate and z
+            seen = d_gates @ W_z
+            b = beta[rows]
+            d_product[rows, a:a + e] = seen * z[rows] * b * (1 - b)
+            dz = seen.mul_(b)
+            if d_pictures is not None:
+                d_pictures[:n].baddbmm_(alpha[rows].unsqueeze(2), dz.unsqueeze(1))
+            # alpha, the scores, the query and the keys
+            da = torch.bmm(pictures[:n], dz.unsqueeze(2)).squeeze(2).add_(d_alpha[rows])
+            al = alpha[rows]
+            de = al * (da - (al * da).sum(dim=1, keepdim=True))
+            relu = torch.add(keys[:n], query[rows].unsqueeze(1), out=scratch[:n]).relu_()
+            d_w += de.flatten() @ relu.flatten(0, 1)
+            on = relu.sign_()
+            torch.mul(torch.bmm(de.unsqueeze(1), on).squeeze(1), w, out=d_product[rows, :a])
+            d_keys[:n].addcmul_(on, de.unsqueeze(2))  # times w, after the loop
+            # into the state before
+            torch.mm(d_product[rows], from_h, out=dh)
+        d_keys *= w
+        d_from_h = d_product.T @ before
+        d_bias = d_product[:, :a + e].sum(dim=0)
+        d_words = d_product[:, a + e:]
+        d_W_z = d_words.T @ (beta * z)
+        return d_pictures, d_keys, d_words, d_h, d_c, d_from_h, d_bias, d_w, d_W_z, None
+
+
+def objection(decoder, encoder_out, encoded_captions, caption_lengths):
+    """Why a decoder's own ``forward`` cannot be replaced by :func:`lean_forward`; None if the two agree.
+
+    Compared on a copy, on a few captions: all that ``forward`` returns, the gradients of every parameter, and what goes
+    into ``decoder.dropout``. Random generators stay as they are.
+    """
+    devices = [encoder_out.device] if encoder_out.is_cuda else []
+    try:
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            return _difference(copy.deepcopy(decoder).train(), encoder_out.detach(), encoded_captions, caption_lengths)
+    except Exception as error:  # layers of other names or kinds, another number of results, ...
+        return f'{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}'
+
+
+def _difference(decoder, *batch):
+    for module in decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    dropped, found = ([], []), []
+    for forward, inputs in zip((type(decoder).forward, lean_forward), dropped, strict=True):
+        handle = decoder.dropout.register_forward_pre_hook(lambda _, given, inputs=inputs: inputs.append(given[0]))
+        predictions, captions, lengths, *alphas, sort_ind = forward(decoder, *batch)
+        handle.remove()
+        if torch.is_tensor(predictions):
+            predictions = pack_padded_sequence(predictions, lengths, batch_first=True)
+        outputs = [predictions.data, *alphas]
+        # any mixture of the entries will do, so long as no two are alike
+        loss = sum((values * torch.sin(torch.arange(values.numel(), device=values.device)).view(values.shape)).sum()
+                   for values in outputs)
+        gradients = torch.autograd.grad(loss, list(decoder.parameters()), allow_unused=True)
+        found.append((outputs, [captions, torch.tensor(list(lengths)), sort_ind], gradients))
+    (outputs, whole, gradients), (lean_outputs, lean_whole, lean_gradients) = found
+
+    if len(outputs) != len(lean_outputs):
+        return 'its forward returns another number of results'
+    for name, one, other in zip(('predictions', 'alphas'), outputs, lean_outputs, strict=False):
+        if not close(one, other):
+            return f'its {name} are others'
+    if not all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(whole, lean_whole, strict=True)):
+        return 'it sorts the captions in another way'
+    scale = max(gradient.abs().max() for gradient in lean_gradients if gradient is not None)
+    for (name, _), one, other in zip(decoder.named_parameters(), gradients, lean_gradients, strict=True):
+        if (one is None) != (other is None) or one is not None and not close(one, other, scale):
+            return f'its gradient of {name} is another'
+    inputs, lean_inputs = (torch.cat(given) if given else None for given in dropped)
+    if inputs is None or not close(inputs, lean_inputs):
+        return 'its dropout is in another place'
+    # any other dropout would show in what comes out when everything is dropped
+    for module in decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 1.0
+    states = []
+    decoder.dropout.register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    decoder(*batch)
+    return None if close(torch.cat(states), lean_inputs) else 'it has dropout in other places as well'
+
+
+def close(one, other, scale=None):
+    """Equal in shape, and in value but for rounding."""
+    scale = other.abs().max() if scale is None else scale
+    return one.shape == other.shape and bool((one - other).abs().max() <= TOLERANCE * (scale + 1e-8))

@@ -1,0 +1,178 @@
+"""``lean_forward`` gives what ``forward`` gives, and takes its place only where that is so."""
+
+import copy
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from lean import lean_forward, objection
+from models import DecoderWithAttention, DecoderWithRNN
+from solver import caption_loss, train
+
+LENGTHS = [[4, 11, 2, 7, 11], [9], [6, 6, 6], [2, 2], [3, 20, 4]]
+PLAIN, ATTENTIVE = 'DecoderWithRNN', 'DecoderWithAttention'
+KINDS = [pytest.param(PLAIN, id='rnn'), pytest.param(ATTENTIVE, id='attention')]
+
+
+def decoder_of(kind, dropout=0.0, **sizes):
+    torch.manual_seed(1)
+    sizes = {**dict(embed_dim=6, decoder_dim=8, vocab_size=17, encoder_dim=7), **sizes}
+    if kind == PLAIN:
+        return DecoderWithRNN(**sizes, dropout=dropout)
+    return DecoderWithAttention(**sizes, attention_dim=9, dropout=dropout)
+
+
+def batch_of(lengths, encoder_dim=7, words=17):
+    generator = torch.Generator().manual_seed(2)
+    pictures = torch.randn(len(lengths), 3, 4, encoder_dim, generator=generator)
+    captions = torch.randint(1, words, (len(lengths), max(lengths) + 3), generator=generator)
+    return pictures, captions, torch.tensor(lengths).unsqueeze(1)
+
+
+def results(forward, decoder, pictures, captions, lengths):
+    """All that comes out, and the gradients of a loss of it, the pictures' among them."""
+    pictures = pictures.clone().requires_grad_()
+    predictions, captions, lengths, *alphas, sort_ind = forward(decoder, pictures, captions, lengths)
+    if not torch.is_tensor(predictions):
+        predictions, _ = pad_packed_sequence(predictions, batch_first=True)
+    outputs = [predictions, *alphas]
+    loss = sum((values * torch.arange(values.numel(), dtype=values.dtype).sin().view(values.shape)).sum()
+               for values in outputs)
+    gradients = torch.autograd.grad(loss, [pictures, *decoder.parameters()], allow_unused=True)
+    return outputs, gradients, (captions.tolist(), list(lengths), sort_ind.tolist())
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('lengths', LENGTHS, ids=str)
+@pytest.mark.parametrize('kind', KINDS)
+def test_outputs_and_gradients_are_those_of_the_textbook_loop(kind, lengths, dtype):
+    decoder = decoder_of(kind).to(dtype)
+    if len(lengths) == 1:
+        decoder.eval()  # batch norm cannot train on one caption
+    pictures, captions, caplens = batch_of(lengths)
+    textbook = results(type(decoder).forward, decoder, pictures.to(dtype), captions, caplens)
+    lean = results(lean_forward, decoder, pictures.to(dtype), captions, caplens)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    assert lean[2] == textbook[2]
+    for one, other in zip([*lean[0], *lean[1]], [*textbook[0], *textbook[1]], strict=True):
+        assert one.shape == other.shape and (one - other).abs().max() <= tolerance
+
+
+def test_gradient_of_the_recurrence_by_finite_differences():
+    from lean import AttentiveLSTM
+    torch.manual_seed(3)
+    batch, pixels, e, a, d, sizes = 3, 4, 5, 6, 2, [3, 2, 2, 1]
+    shapes = [(batch, pixels, e), (batch, pixels, a), (sum(sizes), 4 * d), (batch, d), (batch, d),
+              (a + e + 4 * d, d), (a + e,), (a,), (4 * d, e)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *tensors: AttentiveLSTM.apply(*tensors, sizes), inputs)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_loss_is_the_same(kind):
+    decoder, batch = decoder_of(kind), batch_of(LENGTHS[0])
+    loss, top5, words = caption_loss(decoder(*batch), 0.7)
+    lean_loss, lean_top5, lean_words = caption_loss(lean_forward(decoder, *batch), 0.7)
+    assert lean_loss.item() == pytest.approx(loss.item(), abs=1e-5)
+    assert (lean_top5, lean_words) == (pytest.approx(top5), words)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_dropout_is_on_h_before_fc_in_training_only(kind):
+    decoder, batch = decoder_of(kind, dropout=0.4), batch_of([5] * 400)
+    given = []
+    decoder.fc.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    lean_forward(decoder, *batch)
+    decoder.eval()
+    lean_forward(decoder, *batch)
+    dropped, whole = given
+    off = dropped == 0
+    assert off.float().mean().item() == pytest.approx(0.4, abs=0.02) and not (whole == 0).any()
+    if kind == ATTENTIVE:  # the plain decoder's batch norm sees other statistics in training
+        assert torch.allclose(dropped[~off], whole[~off] / 0.6, atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_no_objection_to_the_papers_way_and_nothing_changes(kind):
+    decoder, batch = decoder_of(kind, dropout=0.5), batch_of(LENGTHS[0])
+    before, state = copy.deepcopy(decoder.state_dict()), torch.get_rng_state()
+    assert objection(decoder, *batch) is None
+    assert decoder.training and decoder.dropout.p == 0.5 and torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], value) for name, value in decoder.state_dict().items())
+    assert all(p.grad is None for p in decoder.parameters())
+
+
+def changed(name, function):
+    """A change of one method, as students' own decoders have it."""
+    def change(decoder):
+        decoder.__class__ = type('Changed', (type(decoder),), {name: function(getattr(type(decoder), name))})
+    return change
+
+
+def other_layer(decoder):
+    decoder.decode_step = nn.GRUCell(6, 8)
+
+
+OBJECTIONS = {
+    'half the predictions': changed('forward', lambda old: lambda *a: (old(*a)[0] / 2, *old(*a)[1:])),
+    'another order': changed('forward', lambda old: lambda *a: (*old(*a)[:-1], old(*a)[-1].flip(0))),
+    'no gradient': changed('forward', lambda old: torch.no_grad()(lambda *a: old(*a))),
+    'too few': changed('forward', lambda old: lambda *a: old(*a)[1:]),
+    'words dropped': changed('forward', lambda old: lambda self, pictures, captions, lengths: old(
+        self, nn.functional.dropout(pictures, self.dropout.p, self.training), captions, lengths)),
+    'stops': changed('forward', lambda old: lambda *a: 1 / 0),
+    'another layer': other_layer,
+    'dropout unused': changed('one_step', lambda old: lambda self, *a: undropped(self, old, *a)),
+}
+
+
+def undropped(decoder, old, *inputs):
+    dropout, decoder.__dict__['dropout'] = decoder._modules.pop('dropout'), nn.Identity()
+    try:
+        return old(decoder, *inputs)
+    finally:
+        decoder._modules['dropout'] = dropout
+        del decoder.__dict__['dropout']
+
+
+@pytest.mark.parametrize('change', OBJECTIONS)
+@pytest.mark.parametrize('kind', KINDS)
+def test_another_decoder_is_left_as_it_is(kind, change):
+    decoder = decoder_of(kind, dropout=0.5)
+    OBJECTIONS[change](decoder)
+    assert objection(decoder, *batch_of(LENGTHS[0]))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_training_goes_the_same_way(tiny_cfg, tmp_path, capsys, kind):
+    cfg = {**tiny_cfg, 'attention': kind == ATTENTIVE, 'dropout': 0.0}
+    histories = [train({**cfg, 'lean': lean, 'output_folder': str(tmp_path / str(lean))}) for lean in (True, False)]
+    for one, other in zip(*histories, strict=True):
+        for key in ('train_loss', 'val_loss', 'train_top5', 'val_top5', 'val_bleu4', 'val_greedy_bleu4'):
+            assert one[key] == pytest.approx(other[key], rel=2e-3, abs=1e-3)
+    assert 'as it is written' not in capsys.readouterr().out
+
+
+def test_another_forward_is_trained_as_it_is_written(tiny_cfg, capsys, monkeypatch):
+    calls, old = [], DecoderWithAttention.one_step
+
+    @functools.wraps(old)
+    def one_step(self, embeddings, encoder_out, h, c, keys=None):
+        calls.append(len(h))
+        return old(self, 2 * embeddings, encoder_out, h, c, keys)
+
+    monkeypatch.setattr(DecoderWithAttention, 'one_step', one_step)
+    train({**tiny_cfg, 'epochs': 1})
+    assert ('Training runs the forward of DecoderWithAttention as it is written, not the faster one of lean.py '
+            '(its predictions are others).') in capsys.readouterr().out
+    assert sum(calls) > 1000
+
+
+def test_packed_and_padded_predictions_say_the_same():
+    decoder, batch = decoder_of(ATTENTIVE), batch_of(LENGTHS[0])
+    predictions, _, lengths, *_ = decoder(*batch)
+    packed = pack_padded_sequence(predictions, lengths, batch_first=True)
+    assert torch.equal(packed.batch_sizes, lean_forward(decoder, *batch)[0].batch_sizes)
