@@ -40,7 +40,9 @@ import h5py
 from tqdm import tqdm
 
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
+import row_file
 from images import ImageFileError, load_image
+from row_file import open_rows, sync
 from vocabulary import build_word_map, encode_caption
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
@@ -190,11 +192,6 @@ def load_all(paths, image_size, workers):
 # --- The image files ---
 
 
-def sync(file):
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def with_ending(path, ending):
     return path.with_name(path.name + ending)
 
@@ -212,8 +209,7 @@ def read_stamp(path):
 class SplitFile:
     """One split's HDF5 file in the making.
 
-    ``.part`` has its full size and all its strings from the start; then image rows are written straight to
-    their place in the file, so HDF5's own structures are never touched again and a kill can only lose rows.
+    ``.part`` has its full size and all its strings from the start; then rows are written (see ``row_file.py``).
     ``.progress`` says how many rows are safely on the disk. The complete file is called ``.ready``.
 
     :param path: final name
@@ -247,38 +243,19 @@ class SplitFile:
 
     def create(self, path, pictures):
         """Write everything but the image rows."""
-        dcpl = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        dcpl.set_layout(h5py.h5d.CONTIGUOUS)
-        dcpl.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the rows' place in the file is fixed from now on
-        dcpl.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        dcpl.set_obj_track_times(False)
-        with h5py.File(path, "w") as file:
-            file.attrs["captions_per_image"] = self.captions_per_image
-            file.attrs["fingerprint"] = self.fingerprint
-            strings = {"references": [json.dumps([c for c in p.captions if c]) for p in pictures],
-                       "names": [picture.name for picture in pictures]}
-            if self.bad:
-                strings["left_out"] = [json.dumps(pair) for pair in self.bad]
-            for name, values in strings.items():
-                file.create_dataset(name, data=values, dtype=h5py.string_dtype())
-            space = h5py.h5s.create_simple((len(pictures), *self.shape))
-            h5py.h5d.create(file.id, b"images", h5py.h5t.STD_U8LE, space, dcpl)
-
-    @staticmethod
-    def open_rows(path):
-        """Open an HDF5 file as plain bytes, at its first image row."""
-        with h5py.File(path, "r") as file:
-            offset = file["images"].id.get_offset() or 0  # None when there are no rows
-        rows = open(path, "r+b")
-        rows.seek(offset)
-        return rows
+        strings = {"references": [json.dumps([c for c in p.captions if c]) for p in pictures],
+                   "names": [picture.name for picture in pictures]}
+        if self.bad:
+            strings["left_out"] = [json.dumps(pair) for pair in self.bad]
+        attributes = {"captions_per_image": self.captions_per_image, "fingerprint": self.fingerprint}
+        row_file.create(path, "images", (len(pictures), *self.shape), "uint8", attributes, strings)
 
     @contextmanager
     def writing(self):
         """Within the block ``add`` may be called; a stop by Ctrl-C keeps every row written."""
         if self.seen == 0:
             self.create(self.part, self.pictures)
-        with self.open_rows(self.part) as self.rows:
+        with open_rows(self.part, "images") as self.rows:
             self.rows.seek((self.seen - len(self.bad)) * self.row_bytes, os.SEEK_CUR)
             try:
                 yield
@@ -309,7 +286,7 @@ class SplitFile:
         """Name the complete file ``.ready``; where images were left out, first copy it to the right size."""
         if self.bad:
             self.create(self.new, self.kept)
-            with self.open_rows(self.part) as source, self.open_rows(self.new) as target:
+            with open_rows(self.part, "images") as source, open_rows(self.new, "images") as target:
                 for _ in tqdm(self.kept, desc="closing the gaps", unit="image", delay=2):
                     target.write(source.read(self.row_bytes))
                 sync(target)

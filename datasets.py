@@ -28,11 +28,12 @@ class CaptionDataset(Dataset):
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param transform: applied to the uint8 image, if given
     :param features: HDF5 file of ``features.encode_images`` to read instead of the images
+    :param mirrored: the like for the mirrored images, if they are wanted
     :raises ValueError: another split
     :raises FileNotFoundError: files that are not there
     """
 
-    def __init__(self, data_folder, data_name, split, transform=None, features=None):
+    def __init__(self, data_folder, data_name, split, transform=None, features=None, mirrored=None):
         if split not in ('TRAIN', 'VAL', 'TEST'):
             raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
         folder = Path(data_folder)
@@ -49,8 +50,9 @@ class CaptionDataset(Dataset):
             self.cpi = int(file.attrs['captions_per_image'])
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
-        self.source, self.key = (features, 'features') if features else (self.images_path, 'images')
-        self._file, self._owner = None, None
+        self.sources, self.key = ([features, mirrored], 'features') if features else ([self.images_path], 'images')
+        self.held = None  # all features in memory, see features.hold
+        self._files, self._owner = {}, None
 
     def __len__(self):
         return len(self.captions)
@@ -62,10 +64,32 @@ class CaptionDataset(Dataset):
 
     def image(self, number):
         """Image ``number`` (not caption ``number``), or its features."""
+        return self.images(torch.tensor([number]))[0]
+
+    def images(self, numbers):
+        """Images, or their features; ``number + len(names)`` is the mirror image of ``number``.
+
+        :param numbers: (m,) long, ascending
+        :return: (m, ...), on the device where they are held
+        """
+        if self.held is not None:
+            return self.held[numbers.to(self.held.device)]
+        images = [self._read(mirror, chosen) for mirror in (False, True)
+                  if len(chosen := numbers[(numbers >= len(self.names)) == mirror] % len(self.names))]
+        return torch.cat(images)
+
+    def _read(self, mirror, numbers):
+        source = self.sources[mirror and self.key == 'features']
         if self._owner != os.getpid():
-            self._file, self._owner = h5py.File(self.source, 'r'), os.getpid()
-        image = torch.from_numpy(np.asarray(self._file[self.key][number]))
-        return self.transform(image) if self.transform and self.key == 'images' else image
+            self._files, self._owner = {}, os.getpid()
+        if source not in self._files:
+            self._files[source] = h5py.File(source, 'r')
+        rows = self._files[source][self.key]
+        images = torch.from_numpy(np.stack([rows[number] for number in numbers.tolist()]))
+        if self.key == 'features':
+            return images
+        images = images.flip(3) if mirror else images
+        return torch.stack([self.transform(image) for image in images]) if self.transform else images
 
     def __getitem__(self, i):
         number = i // self.cpi
@@ -75,4 +99,4 @@ class CaptionDataset(Dataset):
         return *item, self.captions[number * self.cpi:(number + 1) * self.cpi]
 
     def __getstate__(self):
-        return {**self.__dict__, '_file': None, '_owner': None}
+        return {**self.__dict__, '_files': {}, '_owner': None}

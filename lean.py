@@ -22,19 +22,25 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 TOLERANCE = 1e-4  # relative, in single precision
 
 
-def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths):
+def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_of=None):
     """Teacher forcing as in ``DecoderWithRNN.forward`` and ``DecoderWithAttention.forward``.
 
+    Under autocast pictures, keys and matrix products are in its dtype, states and sums in single precision.
+
     :param decoder: one of these two, with the layers that their TODOs ask for
+    :param encoder_out: (pictures, h, w, encoder_dim) or (pictures, num_pixels, encoder_dim)
+    :param image_of: (batch_size,) caption i is of picture ``image_of[i]``; None: of picture i
     :return: what ``forward`` returns, but predictions as a ``PackedSequence``: true words only, (words, vocab_size)
     """
     encoder_out = encoder_out.flatten(1, -2)
     caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
     sort_ind = sort_ind.to(encoder_out.device)
-    encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
+    encoded_captions = encoded_captions[sort_ind]
+    image_of = sort_ind if image_of is None else image_of[sort_ind]
     decode_lengths = (caption_lengths - 1).tolist()
 
-    h, c = decoder.init_hidden_state(encoder_out)
+    # the mean pixel alone has the same mean as all of them
+    h, c = decoder.init_hidden_state(encoder_out.mean(dim=1, keepdim=True).index_select(0, image_of))
     words = pack_padded_sequence(encoded_captions[:, :-1], decode_lengths, batch_first=True)
     sizes, cell = words.batch_sizes, decoder.decode_step
     embeddings = decoder.embedding(words.data)
@@ -48,10 +54,13 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths):
         words_in = nn.functional.linear(embeddings, cell.weight_ih[:, :split], cell.bias_ih + cell.bias_hh)
         from_h = torch.cat([attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh])
         bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias])
-        keys = attention.encoder_att(encoder_out)
-        states, alpha = AttentiveLSTM.apply(
-            encoder_out, keys, words_in, h, c, from_h, bias, attention.att.weight.flatten(),
-            cell.weight_ih[:, split:], sizes.tolist())
+        keys = attention.encoder_att(encoder_out)  # once per picture, whatever the number of its captions
+        low, device = keys.dtype, encoder_out.device.type
+        with torch.autocast(device, enabled=False):
+            pictures, keys = (grid.index_select(0, image_of) for grid in (encoder_out.to(low), keys))
+            states, alpha = AttentiveLSTM.apply(
+                pictures, keys, words_in.to(h.dtype), h, c, from_h.to(low), bias,
+                attention.att.weight.flatten().to(low), cell.weight_ih[:, split:].to(low), sizes.tolist())
         # the bias of att shifts all scores alike, so softmax takes it out again: its gradient is zero
         alpha = alpha + 0 * attention.att.bias
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
@@ -83,9 +92,9 @@ class AttentiveLSTM(torch.autograd.Function):
         :return: hidden states (words, decoder_dim) and alpha (words, pixels), both packed
         """
         (_, pixels, e), a, d = pictures.shape, keys.shape[2], h.shape[1]
-        total = len(words_in)
-        new = words_in.new_empty
-        saved = dict(before=new(total, d), query=new(total, a), alpha=new(total, pixels), z=new(total, e),
+        total, low, high = len(words_in), keys.dtype, h.dtype
+        new = h.new_empty
+        saved = dict(before=new(total, d), query=new(total, a, dtype=low), alpha=new(total, pixels), z=new(total, e),
                      beta=new(total, e), gates=new(total, 4 * d), cell_before=new(total, d), tanh_c=new(total, d))
         states = new(total, d)
         scratch = torch.empty_like(keys)
@@ -95,16 +104,15 @@ class AttentiveLSTM(torch.autograd.Function):
             start += n
             h, c = h[:n], c[:n]
             saved['before'][rows], saved['cell_before'][rows] = h, c
-            product = h @ from_h.T
+            product = (h.to(low) @ from_h.T).to(high)
             query = saved['query'][rows]
-            torch.add(product[:, :a], bias[:a], out=query)
+            query.copy_(product[:, :a] + bias[:a])
             relu = torch.add(keys[:n], query.unsqueeze(1), out=scratch[:n]).relu_()
-            alpha = saved['alpha'][rows]
-            torch.softmax(relu @ w, dim=1, out=alpha)
-            z = torch.bmm(alpha.unsqueeze(1), pictures[:n]).squeeze(1)
+            alpha = (relu @ w).to(high).softmax(dim=1)
+            z = torch.bmm(alpha.to(low).unsqueeze(1), pictures[:n]).squeeze(1).to(high)
             beta = (product[:, a:a + e] + bias[a:]).sigmoid_()
-            saved['z'][rows], saved['beta'][rows] = z, beta
-            gates = torch.addmm(product[:, a + e:] + words_in[rows], z.mul_(beta), W_z.T)
+            saved['alpha'][rows], saved['z'][rows], saved['beta'][rows] = alpha, z, beta
+            gates = ((z * beta).to(low) @ W_z.T).to(high).add_(product[:, a + e:]).add_(words_in[rows])
             gates[:, :2 * d].sigmoid_()
             gates[:, 2 * d:3 * d].tanh_()
             gates[:, 3 * d:].sigmoid_()
@@ -125,10 +133,11 @@ class AttentiveLSTM(torch.autograd.Function):
         (pictures, keys, from_h, w, W_z, before, query, alpha, z, beta, gates, cell_before,
          tanh_c) = ctx.saved_tensors
         sizes, (batch, _, e), a, d = ctx.sizes, pictures.shape, keys.shape[2], before.shape[1]
+        low, high = keys.dtype, before.dtype
         d_product = torch.empty(len(before), a + e + 4 * d, dtype=before.dtype, device=before.device)
         d_keys, scratch = torch.zeros_like(keys), torch.empty_like(keys)
         d_pictures = torch.zeros_like(pictures) if ctx.needs_input_grad[0] else None
-        d_w = torch.zeros_like(w)
+        d_w = torch.zeros_like(w, dtype=high)
         d_h, d_c = before.new_zeros(batch, d), before.new_zeros(batch, d)
         end = len(before)
         for n in reversed(sizes):
@@ -146,29 +155,29 @@ class AttentiveLSTM(torch.autograd.Function):
             d_gates[:, 3 * d:] = dh * tanh_c[rows] * o * (1 - o)
             dc *= f
             # the gate and z
-            seen = d_gates @ W_z
+            seen = (d_gates.to(low) @ W_z).to(high)
             b = beta[rows]
             d_product[rows, a:a + e] = seen * z[rows] * b * (1 - b)
             dz = seen.mul_(b)
             if d_pictures is not None:
-                d_pictures[:n].baddbmm_(alpha[rows].unsqueeze(2), dz.unsqueeze(1))
+                d_pictures[:n].baddbmm_(alpha[rows].to(low).unsqueeze(2), dz.to(low).unsqueeze(1))
             # alpha, the scores, the query and the keys
-            da = torch.bmm(pictures[:n], dz.unsqueeze(2)).squeeze(2).add_(d_alpha[rows])
+            da = torch.bmm(pictures[:n], dz.to(low).unsqueeze(2)).squeeze(2).to(high).add_(d_alpha[rows])
             al = alpha[rows]
-            de = al * (da - (al * da).sum(dim=1, keepdim=True))
+            de = (al * (da - (al * da).sum(dim=1, keepdim=True))).to(low)
             relu = torch.add(keys[:n], query[rows].unsqueeze(1), out=scratch[:n]).relu_()
             d_w += de.flatten() @ relu.flatten(0, 1)
             on = relu.sign_()
-            torch.mul(torch.bmm(de.unsqueeze(1), on).squeeze(1), w, out=d_product[rows, :a])
+            d_product[rows, :a] = torch.bmm(de.unsqueeze(1), on).squeeze(1) * w
             d_keys[:n].addcmul_(on, de.unsqueeze(2))  # times w, after the loop
             # into the state before
-            torch.mm(d_product[rows], from_h, out=dh)
+            dh.copy_(d_product[rows].to(low) @ from_h)
         d_keys *= w
-        d_from_h = d_product.T @ before
         d_bias = d_product[:, :a + e].sum(dim=0)
         d_words = d_product[:, a + e:]
-        d_W_z = d_words.T @ (beta * z)
-        return d_pictures, d_keys, d_words, d_h, d_c, d_from_h, d_bias, d_w, d_W_z, None
+        d_from_h = d_product.to(low).T @ before.to(low)
+        d_W_z = d_words.to(low).T @ (beta * z).to(low)
+        return d_pictures, d_keys, d_words, d_h, d_c, d_from_h, d_bias, d_w.to(low), d_W_z, None
 
 
 def objection(decoder, encoder_out, encoded_captions, caption_lengths):

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
+import batches
 import lean
 from beam_search import greedy_search
 from checkpoints import (
@@ -30,6 +30,7 @@ from checkpoints import (
 )
 from datasets import CaptionDataset
 from features import encode_images
+from features import hold as hold_features
 from metrics import bleu
 from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
 from vocabulary import SPECIAL_TOKENS, load_word_map
@@ -60,7 +61,13 @@ DEFAULTS = dict(
     grad_clip=5.0,                  # each gradient entry is clipped to +- this
     alpha_c=1.0,                    # weight of the doubly stochastic attention penalty
     fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
-    cache_features=True,            # a frozen encoder sees each image once; False: at every caption
+    cache_features=True,            # a frozen encoder sees each picture once; False: in every batch
+    hold_features=True,             # keep these features in memory, on the device or beside it, if they fit
+    flip=False,                     # mirror half the pictures, but none whose caption speaks of left or right
+    by_picture=None,                # all captions of a picture in one batch; None: if the encoder runs in training
+    bucket=False,                   # captions of like length in one batch
+    bf16=None,                      # matrix products in half precision; None: where the device is made for it
+    compile=False,                  # torch.compile the encoder, where that works
     lean=True,                      # the same formulas with fewer operations, where your forward agrees (lean.py)
     seed=0,
     # files and output
@@ -92,7 +99,7 @@ def check_settings(cfg):
 
     def require(name, kind, good, wanted):
         value = cfg[name]
-        right = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+        right = isinstance(value, kind) and not (isinstance(value, bool) and 'True' not in wanted)
         if not (right and good(value)):
             raise ValueError(f'setting {name!r} is {value!r}; it must be {wanted}')
 
@@ -107,8 +114,11 @@ def check_settings(cfg):
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
     require('alpha_c', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
     require('dropout', (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
-    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'cosine', 'lean'):
+    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'hold_features', 'cosine', 'lean', 'flip',
+                 'bucket', 'compile'):
         require(name, bool, lambda v: True, 'True or False')
+    for name in ('by_picture', 'bf16'):
+        require(name, (bool, type(None)), lambda v: True, 'True, False or None')
     for name in ('encoder_stride', 'encoded_image_size'):
         require(name, (int, type(None)), lambda v: v is None or v >= 1, 'a whole number of at least 1, or None')
     for name in ('data_folder', 'output_folder'):
@@ -149,17 +159,20 @@ def train(cfg, encoder=None):
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
-    optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters(), lr=cfg['decoder_lr'])}
+    fused = torch.device(cfg['device']).type in ('cpu', 'cuda')  # one kernel for all parameters
+    optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters(), lr=cfg['decoder_lr'], fused=fused)}
     if cfg['fine_tune_encoder']:
         open_layers = [p for p in model.encoder.parameters() if p.requires_grad]
-        optimizers['encoder'] = torch.optim.Adam(open_layers, lr=cfg['encoder_lr'])
+        optimizers['encoder'] = torch.optim.Adam(open_layers, lr=cfg['encoder_lr'], fused=fused)
 
     progress = dict(epoch=0, best_bleu4=-1.0, epochs_since_improvement=0)
     if cfg['checkpoint']:
         progress = resume(model, optimizers, cfg['checkpoint'])
-    train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
+    train_data, val_data = (caption_dataset(model, split, hold=cfg['hold_features']) for split in ('TRAIN', 'VAL'))
     if cfg['lean']:
         use_lean(model, train_data)
+    if cfg['compile'] and train_data.key == 'images':
+        compile_encoder(model, train_data)
     latest, best = checkpoint_paths(cfg)
     best.parent.mkdir(parents=True, exist_ok=True)
     # going on in the folder of the checkpoint, its files are this training's own
@@ -204,15 +217,27 @@ def train(cfg, encoder=None):
 
 def use_lean(model, dataset):
     """Train by ``lean.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions."""
-    few = [dataset[i] for i in range(min(8, len(dataset)))]  # no DataLoader: that would draw a random number
-    images, captions, caplens = map(torch.stack, zip(*few, strict=True))
+    few = batches.Batches(dataset, [torch.arange(min(8, len(dataset)))])[0]
     with torch.no_grad():
-        encoder_out = encode(model, images)
-    objection = lean.objection(model.decoder, encoder_out, captions.to(encoder_out.device), caplens)
+        encoder_out = encode(model, few.images)
+    objection = lean.objection(model.decoder, encoder_out[few.image_of], few.captions.to(encoder_out.device),
+                               few.caplens.unsqueeze(1))
     model.lean = objection is None
     if not model.lean:
         print(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster one of '
               f'lean.py ({objection}).')
+
+
+def compile_encoder(model, dataset):
+    """Compile the encoder if this machine can (it needs a C++ compiler or Triton); say so if not."""
+    compiled = torch.compile(model.encoder.native_grid)
+    try:
+        with torch.no_grad():
+            compiled(dataset.images(torch.arange(2)).to(model.settings['device']))
+    except Exception as error:  # what can go wrong differs from system to system
+        print(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
+    else:
+        model.encoder.native_grid = compiled
 
 
 def train_epoch(model, dataset, optimizers, epoch):
@@ -225,18 +250,19 @@ def train_epoch(model, dataset, optimizers, epoch):
     model.encoder.train()  # what is frozen stays in eval(), see models.Encoder.train
     model.decoder.train()
     # the order depends on seed and epoch alone, so a resumed training sees the same batches
-    shuffle = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
-    # batch norm cannot take a last batch of one caption
-    loader = _loader(model, dataset, shuffle=True, generator=shuffle,
-                     drop_last=len(dataset) % cfg['batch_size'] == 1 < len(dataset))
+    generator = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
+    by_picture = dataset.key == 'images' if cfg['by_picture'] is None else cfg['by_picture']
+    order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'])
+    flip = batches.mirrored(dataset, model.word_map, generator) if cfg['flip'] else None
     losses, top5 = AverageMeter(), AverageMeter()
-    bar = tqdm(loader, desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
-    for i, (images, captions, caplens) in enumerate(bar):
+    bar = tqdm(batches.loader(batches.Batches(dataset, order, flip), cfg), desc=f"epoch {epoch}/{cfg['epochs']}",
+               unit='batch')
+    for i, batch in enumerate(bar):
         if cfg['cosine']:
-            done = (epoch - 1 + i / len(loader)) / cfg['epochs']
+            done = (epoch - 1 + i / len(order)) / cfg['epochs']
             for name, optimizer in optimizers.items():
                 optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr'] * (1 + math.cos(math.pi * done)) / 2
-        loss, correct, words = caption_loss(decode(model, images, captions, caplens), cfg['alpha_c'])
+        loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'])
         for optimizer in optimizers.values():
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -270,6 +296,7 @@ def caption_loss(decoded, alpha_c):
     # the words to predict start after <start>; packing leaves out everything past a caption's end
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
     scores = packed(scores, decode_lengths).data
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
     loss = nn.functional.cross_entropy(scores, targets)
     for alpha in alphas:
         loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean()
@@ -298,13 +325,14 @@ def validate(model, dataset):
     model.decoder.eval()
     losses, top5 = AverageMeter(), AverageMeter()
     guesses, references = [], []
-    for images, captions, caplens, _ in tqdm(_loader(model, dataset), desc='validate', unit='batch', leave=False):
-        decoded = decode(model, images, captions, caplens)
+    order = batches.in_order(dataset, cfg['batch_size'])
+    for batch in tqdm(batches.loader(batches.Batches(dataset, order), cfg), desc='validate', unit='batch', leave=False):
+        decoded = decode(model, batch)
         loss, correct, words = caption_loss(decoded, cfg['alpha_c'])
         losses.update(loss.item(), words)
         top5.update(correct, words)
         scores, _, decode_lengths, *_, sort_ind = decoded
-        numbers = (len(guesses) + sort_ind.cpu()).tolist()  # the decoder has sorted the batch
+        numbers = batch.numbers[sort_ind.cpu()].tolist()  # the decoder has sorted the batch
         scores = packed(scores, decode_lengths)
         rows, _ = pad_packed_sequence(scores._replace(data=scores.data.argmax(dim=1)), batch_first=True)
         guesses += [[w for w in row[:length] if w not in special]
@@ -313,9 +341,10 @@ def validate(model, dataset):
     guesses = [model.words(guess) for guess in guesses]
 
     greedy = []
-    for images, *_ in tqdm(_loader(model, Subset(dataset, dataset.first_captions)), desc='greedy captions',
-                           unit='batch', leave=False):
-        greedy += greedy_search(model.decoder, encode(model, images), word_map)
+    order = batches.in_order(dataset, cfg['batch_size'], torch.tensor(dataset.first_captions))
+    for batch in tqdm(batches.loader(batches.Batches(dataset, order), cfg), desc='greedy captions', unit='batch',
+                      leave=False):
+        greedy += greedy_search(model.decoder, encode(model, batch.images), word_map)
     greedy = [model.words(found.words) for found in greedy]
     return dict(loss=losses.avg, top5=top5.avg, bleu4=bleu(references, guesses)['BLEU-4'],
                 greedy_bleu4=bleu(dataset.references, greedy)['BLEU-4'])
@@ -332,21 +361,33 @@ def encode(model, images):
     return model.encoder.resize(images.float())
 
 
-def decode(model, images, captions, caplens):
-    """The decoder's ``forward`` on a batch as it comes from the loader.
+def decode(model, batch):
+    """The decoder's ``forward`` on a batch; each picture goes through the encoder once.
 
+    :param batch: ``batches.Batch``
     :raises ValueError: it returns too few or too many things
     """
-    captions = captions.to(model.settings['device'], non_blocking=True)
-    if model.lean:
-        return lean.lean_forward(model.decoder, encode(model, images), captions, caplens)
-    decoded = model.decoder(encode(model, images), captions, caplens)
+    device = torch.device(model.settings['device'])
+    with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(model.settings)):
+        encoder_out = encode(model, batch.images)
+        captions, image_of = (values.to(device, non_blocking=True) for values in (batch.captions, batch.image_of))
+        caplens = batch.caplens.unsqueeze(1)
+        if model.lean:
+            return lean.lean_forward(model.decoder, encoder_out, captions, caplens, image_of)
+        decoded = model.decoder(encoder_out[image_of], captions, caplens)
     right = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
     if not isinstance(decoded, tuple) or len(decoded) not in right:
         came = f'{len(decoded)} things' if isinstance(decoded, tuple) else f'a {type(decoded).__name__}'
         raise ValueError(f'forward of {type(model.decoder).__name__} returns {came}; it must return predictions, '
                          f'sorted captions, decode lengths, {"alphas, " if 5 in right else ""}sort indices')
     return decoded
+
+
+def use_bf16(cfg):
+    """Whether matrix products are in half precision: as set, or where the device is a GPU that is made for it."""
+    if cfg['bf16'] is not None:
+        return cfg['bf16']
+    return cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def set_aside(cfg):
@@ -399,17 +440,19 @@ def resume(model, optimizers, path):
     return progress
 
 
-def caption_dataset(model, split, data_folder=None, data_name=None):
-    """A split's ``CaptionDataset``, with the encoder's features in place of images if it is frozen."""
+def caption_dataset(model, split, data_folder=None, data_name=None, hold=False):
+    """A split's ``CaptionDataset``, with the encoder's features in place of images if it is frozen.
+
+    :param hold: keep these features in memory, if they fit
+    """
     cfg = model.settings
     data_folder, data_name = data_folder or cfg['data_folder'], data_name or cfg['data_name']
-    features = None
-    if cfg['cache_features'] and not cfg['fine_tune_encoder']:
-        features = encode_images(model.encoder, data_folder, data_name, split, cfg['device'])
-    return CaptionDataset(data_folder, data_name, split, features=features)
-
-
-def _loader(model, dataset, **options):
-    cfg = model.settings
-    return DataLoader(dataset, cfg['batch_size'], num_workers=cfg['workers'],
-                      pin_memory=cfg['device'].startswith('cuda'), **options)
+    if not cfg['cache_features'] or cfg['fine_tune_encoder']:
+        return CaptionDataset(data_folder, data_name, split)
+    features, mirrored = (
+        encode_images(model.encoder, data_folder, data_name, split, cfg['device'], mirror=mirror) if wanted else None
+        for mirror, wanted in ((False, True), (True, cfg.get('flip') and split == 'TRAIN')))
+    dataset = CaptionDataset(data_folder, data_name, split, features=features, mirrored=mirrored)
+    if hold:
+        hold_features(dataset, model.encoder, cfg['device'])
+    return dataset

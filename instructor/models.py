@@ -73,7 +73,7 @@ class Encoder(nn.Module):
 
     def resize(self, grid):
         """Pool a native grid (batch_size, h, w, encoder_dim) to ``encoded_image_size``."""
-        if self.encoded_image_size is None:
+        if self.encoded_image_size is None or grid.shape[1:3] == (self.encoded_image_size,) * 2:
             return grid
         return F.adaptive_avg_pool2d(grid.permute(0, 3, 1, 2), self.encoded_image_size).permute(0, 2, 3, 1)
 

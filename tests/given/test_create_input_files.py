@@ -328,7 +328,7 @@ def test_no_image_and_decompression_bomb(tmp_path, monkeypatch):
     (tmp_path / "x.jpg").write_text("hello")
     with pytest.raises(ImageFileError, match="x.jpg: this image cannot be decoded"):
         load_image(tmp_path / "x.jpg")
-    with pytest.raises(ImageFileError, match="y.jpg: this image cannot be decoded.*No such file"):
+    with pytest.raises(ImageFileError, match="y.jpg: there is no such file"):
         load_image(tmp_path / "y.jpg")
     noise_file(tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)

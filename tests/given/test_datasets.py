@@ -95,7 +95,7 @@ def test_file_is_opened_at_the_first_item(make, monkeypatch):
         return real(path, *args)
 
     monkeypatch.setattr(h5py, 'File', counting)
-    assert dataset._file is None
+    assert not dataset._files
     dataset[0], dataset[3], dataset[40]
     assert opened == [dataset.images_path]
 
@@ -126,10 +126,11 @@ def test_a_process_opens_the_file_for_itself(make, monkeypatch):
     """Two processes that share one open HDF5 file disturb each other now and then; so look at the file itself."""
     dataset = make('VAL')
     dataset[0]
-    parents = dataset._file
+    parents = dict(dataset._files)
     monkeypatch.setattr('os.getpid', lambda: -1)  # as if forked
     dataset[0]
-    assert dataset._file is not parents
+    assert list(dataset._files) == list(parents)
+    assert not any(file is parents[source] for source, file in dataset._files.items())
 
 
 @pytest.mark.parametrize('split', ['train', 'DEV', '', None])

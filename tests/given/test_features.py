@@ -1,6 +1,10 @@
 """Cached features: what the encoder gives, computed once, and never taken for those of others."""
 
 import shutil
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +15,7 @@ from torch import nn
 
 import features
 from datasets import CaptionDataset
-from features import encode_images, encoder_digest
+from features import encode_images, encoder_digest, hold
 from models import Encoder
 
 
@@ -116,22 +120,122 @@ def test_other_images_are_encoded_anew(data):
         assert (file['features'][1:] == old[1:]).all()
 
 
-def test_an_interrupted_run_leaves_nothing(data, monkeypatch):
-    encoder = patches()
+def stopping(encoder, monkeypatch, error, at):
+    """The encoder's batches, until it stops at one of them; the first is for the shape."""
     real, calls = encoder.native_grid, []
 
-    def interrupted(images):
+    def native_grid(images):
         calls.append(len(images))
-        if len(calls) == 3:  # the first is for the shape
-            raise KeyboardInterrupt
+        if len(calls) == at:
+            raise error
         return real(images)
 
-    monkeypatch.setattr(encoder, 'native_grid', interrupted)
-    encoder.train()
-    with pytest.raises(KeyboardInterrupt):
-        encode_images(encoder, *data, 'VAL', batch_size=4)
-    assert encoder.training
-    assert calls == [1, 4, 2] and left_behind(data[0]) == []
+    monkeypatch.setattr(encoder, 'native_grid', native_grid)
+    return calls
+
+
+def test_a_run_that_was_stopped_goes_on(data, monkeypatch):
+    encoder = patches()
+    whole = encode_images(encoder, *data, 'VAL', batch_size=2)
+    expected = whole.read_bytes()
+    whole.unlink()
+    with monkeypatch.context() as patch:
+        calls = stopping(encoder, patch, KeyboardInterrupt, at=4)
+        encoder.train()
+        with pytest.raises(KeyboardInterrupt):
+            encode_images(encoder, *data, 'VAL', batch_size=2)
+        assert encoder.training and calls == [1, 2, 2, 2] and not whole.exists()
+    with monkeypatch.context() as patch:
+        calls = stopping(encoder, patch, KeyboardInterrupt, at=99)
+        assert encode_images(encoder, *data, 'VAL', batch_size=2) == whole
+        assert calls == [1, 2]  # four of six were there
+    assert whole.read_bytes() == expected and left_behind(data[0]) == [whole.name]
+
+
+def test_a_killed_run_goes_on(data, monkeypatch):
+    """Killed at any place: what was noted is used, what came after it is written again."""
+    encoder = patches()
+    whole = encode_images(encoder, *data, 'TRAIN', batch_size=4)
+    expected = whole.read_bytes()
+    whole.unlink()
+    script = textwrap.dedent(f'''
+        import os, signal, sys
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(features.__file__).parent)!r}]
+        import features
+        from test_features import patches
+        features.SAFE_EVERY = 8
+        encoder, calls = patches(), []
+        real = encoder.native_grid
+        def native_grid(images):
+            calls.append(1)
+            if len(calls) == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(images)
+        encoder.native_grid = native_grid
+        features.encode_images(encoder, {str(data[0])!r}, {data[1]!r}, 'TRAIN', batch_size=4)
+    ''')
+    killed = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not whole.exists()
+    calls = stopping(encoder, monkeypatch, KeyboardInterrupt, at=99)
+    assert encode_images(encoder, *data, 'TRAIN', batch_size=4) == whole
+    assert calls == [1, 4, 4]  # 16 of 24 were noted
+    assert whole.read_bytes() == expected and left_behind(data[0]) == [whole.name]
+
+
+def test_what_another_encoder_left_is_not_gone_on_with(data, monkeypatch):
+    encoder = patches()
+    with monkeypatch.context() as patch:
+        stopping(encoder, patch, KeyboardInterrupt, at=3)
+        with pytest.raises(KeyboardInterrupt):
+            encode_images(encoder, *data, 'VAL', batch_size=2)
+    part, = data[0].glob('*.part')
+    with h5py.File(part, 'r+') as file:
+        file.attrs['images'] = 'others'
+    calls = stopping(encoder, monkeypatch, KeyboardInterrupt, at=99)
+    encode_images(encoder, *data, 'VAL', batch_size=2)
+    assert calls == [1, 2, 2, 2]
+
+
+def test_a_full_disk_leaves_nothing(data, monkeypatch):
+    encoder = patches()
+    stopping(encoder, monkeypatch, OSError('no space left'), at=3)
+    with pytest.raises(OSError, match='no space left'):
+        encode_images(encoder, *data, 'VAL', batch_size=2)
+    assert left_behind(data[0]) == []
+
+
+def test_mirror_images_have_a_file_of_their_own(data):
+    encoder = patches()
+    plain, mirrored = (encode_images(encoder, *data, 'VAL', mirror=mirror) for mirror in (False, True))
+    dataset = CaptionDataset(*data, 'VAL', features=plain, mirrored=mirrored)
+    pixels = CaptionDataset(*data, 'VAL')
+    assert torch.equal(pixels.images(torch.tensor([2, 8])), torch.stack([pixels.image(2), pixels.image(2).flip(2)]))
+    with torch.no_grad():
+        expected = encoder.native_grid(pixels.images(torch.tensor([0, 2, 8, 11])))
+    assert torch.allclose(dataset.images(torch.tensor([0, 2, 8, 11])).float(), expected, atol=2e-3)
+    assert not torch.allclose(expected[1], expected[2], atol=2e-2)
+
+
+@pytest.mark.parametrize('size', [4, 16, 20, None])
+def test_held_features_are_those_of_the_file(data, size):
+    encoder = Encoder(Patches(), size)
+    files = [encode_images(encoder, *data, 'VAL', mirror=mirror) for mirror in (False, True)]
+    dataset, held = (CaptionDataset(*data, 'VAL', features=files[0], mirrored=files[1]) for _ in range(2))
+    assert hold(held, encoder)
+    numbers = torch.tensor([0, 3, 7, 11])
+    assert held.held.shape[1] == min(size or 16, 16)
+    assert torch.allclose(encoder.resize(held.images(numbers).float()),
+                          encoder.resize(dataset.images(numbers).float()), atol=2e-3)
+
+
+def test_features_too_large_for_the_memory_stay_in_their_file(data, monkeypatch):
+    encoder = patches()
+    dataset = CaptionDataset(*data, 'VAL', features=encode_images(encoder, *data, 'VAL'))
+    needed = 6 * 2 * 2 * 4 * 2
+    for free, fits in ((2 * needed - 1, False), (2 * needed, True)):
+        monkeypatch.setattr(features.psutil, 'virtual_memory', lambda free=free: SimpleNamespace(available=free))
+        assert hold(dataset, encoder) == fits == (dataset.held is not None)
 
 
 def test_too_little_disk_space(data, monkeypatch):

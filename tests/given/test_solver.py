@@ -568,6 +568,38 @@ def test_own_decoder_that_cannot_be(own_file, tiny_cfg, decoder, message):
         train({**tiny_cfg, 'decoder': decoder})
 
 
+@pytest.mark.parametrize('changes', [
+    dict(hold_features=False), dict(hold_features=False, workers=2), dict(by_picture=True), dict(bucket=True),
+    dict(by_picture=True, bucket=True, flip=True), dict(cache_features=False, flip=True),
+    dict(fine_tune_encoder=True, flip=True, workers=2), dict(bf16=True), dict(compile=True)], ids=str)
+def test_every_way_to_train(tiny_cfg, changes):
+    history = train({**tiny_cfg, **changes})
+    assert history[1]['train_loss'] < history[0]['train_loss']
+
+
+@pytest.mark.parametrize('attention', KINDS)
+def test_held_features_and_files_give_the_same_training(tiny_cfg, tmp_path, attention):
+    cfg = {**tiny_cfg, 'attention': attention}
+    histories = [without_seconds(train({**cfg, 'hold_features': hold, 'output_folder': str(tmp_path / str(hold))}))
+                 for hold in (True, False)]
+    for one, other in zip(*histories, strict=True):
+        for key in ('train_loss', 'val_loss'):  # they were pooled before or after rounding to half precision
+            assert one[key] == pytest.approx(other[key], rel=1e-3)
+
+
+@pytest.mark.parametrize('attention', KINDS)
+def test_the_encoder_runs_once_per_picture(tiny_cfg, monkeypatch, attention):
+    cfg = dict(attention=attention, fine_tune_encoder=True)
+    model, dataset = small_training(tiny_cfg, **cfg)
+    seen, real = [], model.encoder.forward
+    monkeypatch.setattr(model.encoder, 'forward', lambda images: (seen.append(len(images)), real(images))[1])
+    train_epoch(model, dataset, {'decoder': torch.optim.Adam(model.decoder.parameters())}, 1)
+    assert sum(seen) == len(dataset.names) == 24
+    seen.clear()
+    validate(model, dataset)
+    assert sum(seen) == 2 * 24  # once for the loss, once for greedy captions
+
+
 @pytest.mark.parametrize(('attention', 'returned', 'came'), [
     (True, slice(4), '4 things'), (False, slice(3), '3 things'), (True, 0, 'a Tensor')])
 def test_forward_must_return_all(tiny_cfg, monkeypatch, attention, returned, came):
@@ -688,7 +720,7 @@ def test_each_caption_is_seen_once_in_an_order_of_its_own(tiny_cfg, monkeypatch)
     seen = []
     real = solver.caption_loss
     monkeypatch.setattr(solver, 'caption_loss', lambda decoded, alpha_c: (
-        seen[-1].extend(map(tuple, decoded[1].tolist())), real(decoded, alpha_c))[1])
+        seen[-1].extend(tuple(row) + (0,) * (52 - len(row)) for row in decoded[1].tolist()), real(decoded, alpha_c))[1])
     optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters())}
     for epoch in (1, 1, 2):
         seen.append([])
@@ -700,8 +732,8 @@ def test_each_caption_is_seen_once_in_an_order_of_its_own(tiny_cfg, monkeypatch)
 
 def test_cached_features_are_read_and_images_without_them(tiny_cfg):
     model, cached = small_training(tiny_cfg)
-    assert cached.key == 'features' and cached.source == features.encode_images(
-        model.encoder, tiny_cfg['data_folder'], tiny_cfg['data_name'], 'TRAIN')
+    assert cached.key == 'features' and cached.sources == [features.encode_images(
+        model.encoder, tiny_cfg['data_folder'], tiny_cfg['data_name'], 'TRAIN'), None]
     _, images = small_training(tiny_cfg, cache_features=False)
     assert isinstance(images, CaptionDataset) and images.key == 'images'
     _, tuned = small_training(tiny_cfg, fine_tune_encoder=True)

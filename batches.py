@@ -1,0 +1,102 @@
+"""Batches for training and validation: captions in some order, each picture of a batch once."""
+
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+BUCKET = 50  # batches among which captions of like length are put together
+
+
+class Batch(NamedTuple):
+    """
+    :ivar images: (m, 3, 256, 256) uint8, or (m, h, w, encoder_dim) features: each picture of the batch once
+    :ivar image_of: (n,) long; caption i is of ``images[image_of[i]]``
+    :ivar captions: (n, longest) long, cut after the longest caption of the batch
+    :ivar caplens: (n,) long, <start> and <end> counted
+    :ivar numbers: (n,) long, of the captions in the data set
+    """
+
+    images: torch.Tensor
+    image_of: torch.Tensor
+    captions: torch.Tensor
+    caplens: torch.Tensor
+    numbers: torch.Tensor
+
+
+class Batches(Dataset):
+    """A ``CaptionDataset`` batch by batch; item b is a :class:`Batch`.
+
+    :param dataset: ``datasets.CaptionDataset``
+    :param order: list of (n,) long tensors, the captions of each batch
+    :param flip: (len(dataset),) bool, which captions see their picture mirrored; None: none of them
+    """
+
+    def __init__(self, dataset, order, flip=None):
+        self.dataset, self.order, self.flip = dataset, order, flip
+
+    def __len__(self):
+        return len(self.order)
+
+    def __getitem__(self, b):
+        numbers = self.order[b]
+        pictures = numbers // self.dataset.cpi
+        if self.flip is not None:  # a picture and its mirror image are two
+            pictures = pictures + len(self.dataset.names) * self.flip[numbers]
+        pictures, image_of = pictures.unique(return_inverse=True)
+        caplens = self.dataset.caplens[numbers].flatten()
+        return Batch(self.dataset.images(pictures), image_of, self.dataset.captions[numbers, :int(caplens.max())],
+                     caplens, numbers)
+
+
+def in_order(dataset, batch_size, captions=None):
+    """Batches of all captions as they stand, or of some; the captions of a picture stay together if they fit.
+
+    :param captions: (n,) long; None takes all
+    :return: list of (n,) long tensors
+    """
+    if captions is None:
+        captions = torch.arange(len(dataset))
+        batch_size = max(batch_size // dataset.cpi, 1) * dataset.cpi
+    return list(captions.split(batch_size))
+
+
+def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False):
+    """Batches of all captions in a random order.
+
+    :param by_picture: all captions of a picture are in one batch, ``batch_size`` rounded to whole pictures
+    :param bucket: captions of like length come together, within ``BUCKET`` batches
+    :return: list of (n,) long tensors; a single caption that is left over is left out: batch norm could not take it
+    """
+    size = max(round(batch_size / dataset.cpi), 1) if by_picture else batch_size
+    units = len(dataset.names) if by_picture else len(dataset)
+    order = torch.randperm(units, generator=generator)
+    if bucket:
+        lengths = dataset.caplens.flatten()
+        lengths = lengths.view(-1, dataset.cpi).amax(dim=1) if by_picture else lengths
+        order = torch.cat([part[lengths[part].argsort(stable=True)] for part in order.split(BUCKET * size)])
+    batches = list(order.split(size))
+    if bucket:
+        batches = [batches[b] for b in torch.randperm(len(batches), generator=generator)]
+    if by_picture:
+        batches = [(units.unsqueeze(1) * dataset.cpi + torch.arange(dataset.cpi)).flatten() for units in batches]
+    return [batch for batch in batches if len(batch) > 1 or len(dataset) == 1 or batch_size == 1]
+
+
+def mirrored(dataset, word_map, generator):
+    """Which captions see their picture mirrored: those of half the pictures, but none that speaks of left or right.
+
+    :return: (len(dataset),) bool
+    """
+    sided = torch.tensor([index for word, index in word_map.items() if word.startswith(('left', 'right'))],
+                         dtype=torch.long)
+    coin = torch.rand(len(dataset.names), generator=generator) < 0.5
+    return coin.repeat_interleave(dataset.cpi) & ~torch.isin(dataset.captions, sided).any(dim=1)
+
+
+def loader(batches, cfg):
+    """Load batches one after another, in ``cfg['workers']`` processes if they come from files."""
+    workers = 0 if batches.dataset.held is not None else cfg['workers']
+    pin = cfg['device'].startswith('cuda') and (batches.dataset.held is None or not batches.dataset.held.is_cuda)
+    # a loader takes a seed for its workers from torch's generator: from one of its own
+    return DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=pin, generator=torch.Generator())

@@ -1,0 +1,46 @@
+"""HDF5 files with one large array whose rows are written straight to their place in the file.
+
+HDF5's own structures are complete from the start and never touched again, so a process that is killed loses rows at
+most, and whoever noted how many rows were safely on the disk can go on after them.
+"""
+
+import os
+
+import h5py
+
+# no torch here: create_input_files imports this in every decoding process
+
+
+def create(path, name, shape, dtype, attributes, strings=()):
+    """Write an HDF5 file that is whole but for its rows.
+
+    :param name: of the array; ``shape``: its shape, rows first; ``dtype``: a numpy type
+    :param attributes: dict of the file's attributes
+    :param strings: dict name -> list of str, further data sets
+    """
+    dcpl = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    dcpl.set_layout(h5py.h5d.CONTIGUOUS)
+    dcpl.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the rows' place in the file is fixed from now on
+    dcpl.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    dcpl.set_obj_track_times(False)
+    with h5py.File(path, 'w') as file:
+        file.attrs.update(attributes)
+        for key, values in dict(strings).items():
+            file.create_dataset(key, data=values, dtype=h5py.string_dtype())
+        h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape),
+                        dcpl)
+
+
+def open_rows(path, name):
+    """Open such a file as plain bytes, at the first row of its array."""
+    with h5py.File(path, 'r') as file:
+        offset = file[name].id.get_offset() or 0  # None when there are no rows
+    rows = open(path, 'r+b')
+    rows.seek(offset)
+    return rows
+
+
+def sync(file):
+    """Return when all that was written is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,116 @@
+"""Batches: every caption once, each picture of a batch once, and who may be mirrored."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from batches import BUCKET, Batches, in_order, loader, mirrored, shuffled
+from datasets import CaptionDataset
+
+
+@pytest.fixture
+def dataset(tiny_data):
+    return CaptionDataset(**tiny_data, split='TRAIN')
+
+
+class Sized(SimpleNamespace):
+    """What ``shuffled`` needs of a data set."""
+
+    def __len__(self):
+        return len(self.caplens)
+
+
+def test_a_batch_holds_each_picture_once(dataset):
+    numbers = torch.tensor([7, 50, 5, 119, 51, 8])
+    batch = Batches(dataset, [torch.tensor([0]), numbers])[1]
+    assert len(batch.images) == 3 and torch.equal(batch.numbers, numbers)
+    for i, number in enumerate(numbers.tolist()):
+        image, caption, caplen = dataset[number]
+        assert torch.equal(batch.images[batch.image_of[i]], image)
+        assert batch.caplens[i] == caplen
+        assert torch.equal(batch.captions[i], caption[:batch.captions.shape[1]])
+    assert batch.captions.shape[1] == batch.caplens.max()
+
+
+def test_mirrored_captions_see_the_mirror_image(dataset):
+    flip = torch.zeros(len(dataset), dtype=torch.bool)
+    flip[[5, 7]] = True
+    batch = Batches(dataset, [torch.arange(5, 10)], flip)[0]
+    assert len(batch.images) == 2
+    for i, number in enumerate(range(5, 10)):
+        image = dataset.image(1)
+        assert torch.equal(batch.images[batch.image_of[i]], image.flip(2) if flip[number] else image)
+
+
+@pytest.mark.parametrize('bucket', [False, True])
+@pytest.mark.parametrize('by_picture', [False, True])
+@pytest.mark.parametrize('batch_size', [1, 7, 20, 200])
+def test_shuffled_gives_each_caption_once(dataset, batch_size, by_picture, bucket):
+    batches = [shuffled(dataset, batch_size, torch.Generator().manual_seed(seed), by_picture, bucket)
+               for seed in (0, 0, 1)]
+    for order in batches:
+        numbers = torch.cat(order)
+        left_out = len(dataset) % batch_size == 1 and batch_size > 1 and not by_picture
+        assert len(numbers.unique()) == len(numbers) == len(dataset) - left_out
+        sizes = {len(batch) for batch in order[:-1]}
+        assert bucket or sizes <= {max(round(batch_size / 5), 1) * 5 if by_picture else batch_size}
+        if by_picture:
+            assert all(len(batch) == 5 * len((batch // 5).unique()) for batch in order)
+    assert all(map(torch.equal, batches[0], batches[1]))
+    assert len(batches[0]) == 1 or not all(map(torch.equal, batches[0], batches[2]))
+
+
+@pytest.mark.parametrize('by_picture', [False, True])
+def test_buckets_hold_captions_of_like_length(by_picture):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(3, 40, (20 * BUCKET * 2,), generator=generator)
+    dataset = Sized(caplens=lengths.unsqueeze(1), cpi=2, names=range(len(lengths) // 2))
+
+    def spread(bucket):
+        order = shuffled(dataset, 20, torch.Generator().manual_seed(1), by_picture, bucket)
+        tops = lengths.view(-1, 2).amax(1).repeat_interleave(2) if by_picture else lengths
+        return sum((tops[batch].max() - tops[batch].min()).item() for batch in order) / len(order)
+
+    assert spread(True) < 0.1 * spread(False)
+    order = shuffled(dataset, 20, torch.Generator().manual_seed(1), by_picture, True)
+    longest = torch.tensor([lengths[batch].max() for batch in order])
+    assert (longest.diff() < 0).float().mean() > 0.3  # short and long batches come mixed
+
+
+def test_a_single_caption_left_over_is_left_out_and_a_batch_size_of_one_is_kept(dataset):
+    assert sum(map(len, shuffled(dataset, 17, torch.Generator()))) == 119
+    assert len(shuffled(dataset, 1, torch.Generator())) == 120
+
+
+def test_in_order(dataset):
+    assert torch.equal(torch.cat(in_order(dataset, 32)), torch.arange(120))
+    assert {len(batch) for batch in in_order(dataset, 32)} == {30}
+    assert [len(batch) for batch in in_order(dataset, 3)] == [5] * 24
+    first = in_order(dataset, 20, torch.tensor(dataset.first_captions))
+    assert [len(batch) for batch in first] == [20, 4] and torch.equal(torch.cat(first), torch.arange(0, 120, 5))
+
+
+def test_no_caption_that_speaks_of_left_or_right_is_mirrored(dataset):
+    words = {f'w{i}': i for i in range(1, 60)} | {'left': 60, 'rightmost': 61, 'bright': 62}
+    dataset.captions = dataset.captions.clamp(max=59)
+    dataset.captions[3, 2], dataset.captions[4, 7], dataset.captions[6, 2] = 60, 61, 62
+    flips = torch.stack([mirrored(dataset, words, torch.Generator().manual_seed(seed)) for seed in range(200)]).float()
+    assert not flips[:, [3, 4]].any()
+    others = torch.ones(120, dtype=torch.bool)
+    others[[3, 4]] = False
+    assert flips[:, others].mean().item() == pytest.approx(0.5, abs=0.05)
+    assert flips[:, others].mean(0).min() > 0.3  # 'bright' is no side
+    pictures = flips[:, 10:].view(200, -1, 5)  # the captions of a picture see the same
+    assert torch.equal(pictures.amax(2), pictures.amin(2))
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_loader_gives_what_the_batches_hold(dataset, workers):
+    batches = Batches(dataset, shuffled(dataset, 50, torch.Generator()))
+    state = torch.get_rng_state()
+    found = list(loader(batches, dict(workers=workers, device='cpu')))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(found) == 3
+    for b, batch in enumerate(found):
+        assert all(map(torch.equal, batch, batches[b]))
