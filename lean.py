@@ -47,7 +47,7 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     if not hasattr(decoder, 'attention'):
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
         states, *_ = torch.lstm(embeddings, sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
-                                decoder.training, False)
+                                decoder.training, False)  # what nn.LSTM calls
         alphas = ()
     else:
         attention, split = decoder.attention, embeddings.shape[1]
@@ -66,6 +66,40 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
     predictions = PackedSequence(decoder.fc(decoder.dropout(states)), sizes)
     return predictions, encoded_captions, decode_lengths, *alphas, sort_ind
+
+
+def lstm_cell(gates, c):
+    """c = sigmoid(f) c + sigmoid(i) tanh(g);  h = sigmoid(o) tanh(c)   (*Show, Attend and Tell*, eqs. 1 to 3)
+
+    :param gates: (n, 4 decoder_dim) i, f, g, o before their sigmoid or tanh; after it when this returns
+    :return: h, c, tanh(c)
+    """
+    d = c.shape[1]
+    gates[:, :2 * d].sigmoid_()
+    gates[:, 2 * d:3 * d].tanh_()
+    gates[:, 3 * d:].sigmoid_()
+    i, f, g, o = gates.chunk(4, dim=1)
+    c = torch.addcmul(f * c, i, g)
+    tanh_c = c.tanh()
+    return o * tanh_c, c, tanh_c
+
+
+def lstm_cell_backward(dh, dc, gates, c_before, tanh_c, out):
+    """
+    :param dh, dc: gradients of the new h and c; ``dc`` becomes that of the old c
+    :param gates, c_before, tanh_c: as :func:`lstm_cell` had and left them
+    :param out: (n, 4 decoder_dim) where the gradient of the gates before sigmoid and tanh goes
+    :return: ``out``
+    """
+    d = dc.shape[1]
+    i, f, g, o = gates.chunk(4, dim=1)
+    dc += dh * o * (1 - tanh_c ** 2)
+    out[:, :d] = dc * g * i * (1 - i)
+    out[:, d:2 * d] = dc * c_before * f * (1 - f)
+    out[:, 2 * d:3 * d] = dc * i * (1 - g ** 2)
+    out[:, 3 * d:] = dh * tanh_c * o * (1 - o)
+    dc *= f
+    return out
 
 
 class AttentiveLSTM(torch.autograd.Function):
@@ -113,16 +147,8 @@ class AttentiveLSTM(torch.autograd.Function):
             beta = (product[:, a:a + e] + bias[a:]).sigmoid_()
             saved['alpha'][rows], saved['z'][rows], saved['beta'][rows] = alpha, z, beta
             gates = ((z * beta).to(low) @ W_z.T).to(high).add_(product[:, a + e:]).add_(words_in[rows])
-            gates[:, :2 * d].sigmoid_()
-            gates[:, 2 * d:3 * d].tanh_()
-            gates[:, 3 * d:].sigmoid_()
-            saved['gates'][rows] = gates
-            i, f, g, o = gates.chunk(4, dim=1)
-            c = f * c + i * g
-            tanh_c = c.tanh()
-            saved['tanh_c'][rows] = tanh_c
-            h = o * tanh_c
-            states[rows] = h
+            h, c, saved['tanh_c'][rows] = lstm_cell(gates, c)
+            saved['gates'][rows], states[rows] = gates, h
         ctx.save_for_backward(pictures, keys, from_h, w, W_z, *saved.values())
         ctx.sizes = sizes
         return states, saved['alpha'].clone()
@@ -144,16 +170,9 @@ class AttentiveLSTM(torch.autograd.Function):
             rows = slice(end - n, end)
             end -= n
             # the LSTM
-            i, f, g, o = gates[rows].chunk(4, dim=1)
             dh, dc = d_h[:n], d_c[:n]
             dh += d_states[rows]
-            dc += dh * o * (1 - tanh_c[rows] ** 2)
-            d_gates = d_product[rows, a + e:]
-            d_gates[:, :d] = dc * g * i * (1 - i)
-            d_gates[:, d:2 * d] = dc * cell_before[rows] * f * (1 - f)
-            d_gates[:, 2 * d:3 * d] = dc * i * (1 - g ** 2)
-            d_gates[:, 3 * d:] = dh * tanh_c[rows] * o * (1 - o)
-            dc *= f
+            d_gates = lstm_cell_backward(dh, dc, gates[rows], cell_before[rows], tanh_c[rows], d_product[rows, a + e:])
             # the gate and z
             seen = (d_gates.to(low) @ W_z).to(high)
             b = beta[rows]
