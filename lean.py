@@ -32,17 +32,14 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     :param image_of: (batch_size,) caption i is of picture ``image_of[i]``; None: of picture i
     :return: what ``forward`` returns, but predictions as a ``PackedSequence``: true words only, (words, vocab_size)
     """
-    encoder_out = encoder_out.flatten(1, -2)
-    caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
-    sort_ind = sort_ind.to(encoder_out.device)
-    encoded_captions = encoded_captions[sort_ind]
-    image_of = sort_ind if image_of is None else image_of[sort_ind]
-    decode_lengths = (caption_lengths - 1).tolist()
+    pictures = encoder_out.flatten(1, -2)
+    steps = caption_lengths.flatten().cpu() - 1
+    words = pack_padded_sequence(encoded_captions[:, :-1], steps, batch_first=True, enforce_sorted=False)
+    sizes, order, cell = words.batch_sizes, words.sorted_indices, decoder.decode_step
+    picture_of = order if image_of is None else image_of[order]
 
     # the mean pixel alone has the same mean as all of them
-    h, c = decoder.init_hidden_state(encoder_out.mean(dim=1, keepdim=True).index_select(0, image_of))
-    words = pack_padded_sequence(encoded_captions[:, :-1], decode_lengths, batch_first=True)
-    sizes, cell = words.batch_sizes, decoder.decode_step
+    h, c = decoder.init_hidden_state(pictures.mean(dim=1, keepdim=True).index_select(0, picture_of))
     embeddings = decoder.embedding(words.data)
     if not hasattr(decoder, 'attention'):
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
@@ -54,10 +51,10 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         words_in = nn.functional.linear(embeddings, cell.weight_ih[:, :split], cell.bias_ih + cell.bias_hh)
         from_h = torch.cat([attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh])
         bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias])
-        keys = attention.encoder_att(encoder_out)  # once per picture, whatever the number of its captions
-        low, device = keys.dtype, encoder_out.device.type
-        with torch.autocast(device, enabled=False):
-            pictures, keys = (grid.index_select(0, image_of) for grid in (encoder_out.to(low), keys))
+        keys = attention.encoder_att(pictures)  # once per picture, whatever the number of its captions
+        low = keys.dtype
+        with torch.autocast(pictures.device.type, enabled=False):
+            pictures, keys = (grid.index_select(0, picture_of) for grid in (pictures.to(low), keys))
             states, alpha = AttentiveLSTM.apply(
                 pictures, keys, words_in.to(h.dtype), h, c, from_h.to(low), bias,
                 attention.att.weight.flatten().to(low), cell.weight_ih[:, split:].to(low), sizes.tolist())
@@ -65,7 +62,7 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         alpha = alpha + 0 * attention.att.bias
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
     predictions = PackedSequence(decoder.fc(decoder.dropout(states)), sizes)
-    return predictions, encoded_captions, decode_lengths, *alphas, sort_ind
+    return predictions, encoded_captions[order], steps[order.cpu()].tolist(), *alphas, order
 
 
 def lstm_cell(gates, c):
@@ -224,12 +221,14 @@ def _difference(decoder, *batch):
         handle.remove()
         if torch.is_tensor(predictions):
             predictions = pack_padded_sequence(predictions, lengths, batch_first=True)
-        outputs = [predictions.data, *alphas]
+        back = sort_ind.argsort()  # captions of equal length may come in any order
+        predictions, _ = pad_packed_sequence(predictions, batch_first=True)
+        outputs = [values[back] for values in (predictions, *alphas)]
         # any mixture of the entries will do, so long as no two are alike
         loss = sum((values * torch.sin(torch.arange(values.numel(), device=values.device)).view(values.shape)).sum()
                    for values in outputs)
         gradients = torch.autograd.grad(loss, list(decoder.parameters()), allow_unused=True)
-        found.append((outputs, [captions, torch.tensor(list(lengths)), sort_ind], gradients))
+        found.append((outputs, [captions[back], torch.tensor(list(lengths))], gradients))
     (outputs, whole, gradients), (lean_outputs, lean_whole, lean_gradients) = found
 
     if len(outputs) != len(lean_outputs):
@@ -238,13 +237,13 @@ def _difference(decoder, *batch):
         if not close(one, other):
             return f'its {name} are others'
     if not all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(whole, lean_whole, strict=True)):
-        return 'it sorts the captions in another way'
+        return 'its captions or lengths are others'
     scale = max(gradient.abs().max() for gradient in lean_gradients if gradient is not None)
     for (name, _), one, other in zip(decoder.named_parameters(), gradients, lean_gradients, strict=True):
         if (one is None) != (other is None) or one is not None and not close(one, other, scale):
             return f'its gradient of {name} is another'
-    inputs, lean_inputs = (torch.cat(given) if given else None for given in dropped)
-    if inputs is None or not close(inputs, lean_inputs):
+    dropped = [row_sums(given) for given in dropped]
+    if not close(*dropped):
         return 'its dropout is in another place'
     # any other dropout would show in what comes out when everything is dropped
     for module in decoder.modules():
@@ -253,7 +252,12 @@ def _difference(decoder, *batch):
     states = []
     decoder.dropout.register_forward_pre_hook(lambda _, given: states.append(given[0]))
     decoder(*batch)
-    return None if close(torch.cat(states), lean_inputs) else 'it has dropout in other places as well'
+    return None if close(row_sums(states), dropped[1]) else 'it has dropout in other places as well'
+
+
+def row_sums(tensors):
+    """The sums over all rows, in ascending order: captions of equal length may come in any."""
+    return torch.cat([tensor.sum(dim=-1).flatten() for tensor in tensors]).sort().values if tensors else torch.empty(0)
 
 
 def close(one, other, scale=None):

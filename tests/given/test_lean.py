@@ -38,11 +38,11 @@ def results(forward, decoder, pictures, captions, lengths):
     predictions, captions, lengths, *alphas, sort_ind = forward(decoder, pictures, captions, lengths)
     if not torch.is_tensor(predictions):
         predictions, _ = pad_packed_sequence(predictions, batch_first=True)
-    outputs = [predictions, *alphas]
+    outputs = [values[sort_ind.argsort()] for values in (predictions, *alphas)]
     loss = sum((values * torch.arange(values.numel(), dtype=values.dtype).sin().view(values.shape)).sum()
                for values in outputs)
     gradients = torch.autograd.grad(loss, [pictures, *decoder.parameters()], allow_unused=True)
-    return outputs, gradients, (captions.tolist(), list(lengths), sort_ind.tolist())
+    return outputs, gradients, (captions[sort_ind.argsort()].tolist(), list(lengths))
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
