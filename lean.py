@@ -39,7 +39,8 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     picture_of = order if image_of is None else image_of[order]
 
     # the mean pixel alone has the same mean as all of them
-    h, c = decoder.init_hidden_state(pictures.mean(dim=1, keepdim=True).index_select(0, picture_of))
+    states = decoder.init_hidden_state(pictures.mean(dim=1, keepdim=True).index_select(0, picture_of))
+    h, c = (state.to(torch.promote_types(state.dtype, torch.float32)) for state in states)
     embeddings = decoder.embedding(words.data)
     if not hasattr(decoder, 'attention'):
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh

@@ -578,6 +578,16 @@ def test_every_way_to_train(tiny_cfg, changes):
 
 
 @pytest.mark.parametrize('attention', KINDS)
+def test_half_precision_comes_close(tiny_cfg, tmp_path, attention):
+    cfg = {**tiny_cfg, 'attention': attention, 'dropout': 0.0, 'epochs': 1}
+    half, single = (train({**cfg, 'bf16': bf16, 'output_folder': str(tmp_path / str(bf16))})[0]
+                    for bf16 in (True, False))
+    assert half['train_loss'] != single['train_loss']
+    for key in ('train_loss', 'val_loss'):
+        assert half[key] == pytest.approx(single[key], rel=5e-3)
+
+
+@pytest.mark.parametrize('attention', KINDS)
 def test_held_features_and_files_give_the_same_training(tiny_cfg, tmp_path, attention):
     cfg = {**tiny_cfg, 'attention': attention}
     histories = [without_seconds(train({**cfg, 'hold_features': hold, 'output_folder': str(tmp_path / str(hold))}))
