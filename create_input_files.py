@@ -42,13 +42,14 @@ from tqdm import tqdm
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
 import row_file
 from images import ImageFileError, load_image
-from row_file import open_rows, sync
+from row_file import first_row, open_rows, sync
 from vocabulary import build_word_map, encode_caption
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
-FORMAT_VERSION = 1
-CHECKPOINT_ROWS = 500  # a kill costs at most so many decoded images
+FORMAT_VERSION = 2
+CHECKPOINT_ROWS = 2000  # a kill costs at most so many decoded images
+AT_ONCE = 8  # images that a decoding process is given at once
 
 
 class InputFilesError(ValueError):
@@ -152,12 +153,24 @@ def select_pictures(pictures, image_folder, max_len, skip_bad):
 # --- Decoding, in several processes ---
 
 
-def try_load(path, image_size):
-    """``load_image``, but an error is returned, so that it does not end the pool."""
-    try:
-        return load_image(path, image_size)
-    except ImageFileError as error:
-        return error
+def decode_rows(paths, image_size, part, offset):
+    """Decode images and write each to its row of a file, so that pixels need not travel between processes.
+
+    :param part: the file; ``offset``: of the first image's row, in bytes
+    :return: per image None, or the error that leaves its row empty
+    """
+    errors = []
+    with open(part, "r+b") as rows:
+        for number, path in enumerate(paths):
+            try:
+                image = load_image(path, image_size)
+            except ImageFileError as error:
+                errors.append(error)
+                continue
+            rows.seek(offset + number * image.nbytes)
+            rows.write(image.tobytes())
+            errors.append(None)
+    return errors
 
 
 def start_worker():
@@ -170,21 +183,23 @@ def start_worker():
     threading.Thread(target=follow_parent, daemon=True).start()
 
 
-def load_all(paths, image_size, workers):
-    """Yield ``try_load`` of every path, in order; few images are in flight, so memory stays bounded."""
+def decode_all(tasks, workers):
+    """Do ``decode_rows`` with every task's arguments; yield what it returns, image by image, in order."""
     if workers == 1:
-        yield from (try_load(path, image_size) for path in paths)
+        for paths, size, part, offset in tasks:  # one by one, so that a stop loses none
+            for number, path in enumerate(paths):
+                yield from decode_rows([path], size, part, offset + number * 3 * size * size)
         return
     # spawn: the start method that every system has and that is safe beside torch's and notebooks' threads
     pool = ProcessPoolExecutor(min(workers, 61), multiprocessing.get_context("spawn"), start_worker)
     in_flight = deque()
     try:
-        for path in paths:
-            in_flight.append(pool.submit(try_load, path, image_size))
-            if len(in_flight) >= 8 * workers:
-                yield in_flight.popleft().result()
+        for task in tasks:
+            in_flight.append(pool.submit(decode_rows, *task))
+            if len(in_flight) >= 3 * workers:
+                yield from in_flight.popleft().result()
         while in_flight:
-            yield in_flight.popleft().result()
+            yield from in_flight.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -250,13 +265,18 @@ class SplitFile:
         attributes = {"captions_per_image": self.captions_per_image, "fingerprint": self.fingerprint}
         row_file.create(path, "images", (len(pictures), *self.shape), "uint8", attributes, strings)
 
+    def tasks(self, image_folder):
+        """Make the file if need be; :return: arguments of ``decode_rows`` for what is still missing"""
+        if self.seen == 0:
+            self.create(self.part, self.pictures)
+        begin, paths = first_row(self.part, "images"), [os.path.join(image_folder, p.name) for p in self.pictures]
+        return [(paths[i:i + AT_ONCE], self.shape[1], self.part, begin + i * self.row_bytes)
+                for i in range(self.seen, len(paths), AT_ONCE)]
+
     @contextmanager
     def writing(self):
         """Within the block ``add`` may be called; a stop by Ctrl-C keeps every row written."""
-        if self.seen == 0:
-            self.create(self.part, self.pictures)
-        with open_rows(self.part, "images") as self.rows:
-            self.rows.seek((self.seen - len(self.bad)) * self.row_bytes, os.SEEK_CUR)
+        with open(self.part, "r+b") as self.rows:
             try:
                 yield
             except KeyboardInterrupt:
@@ -264,12 +284,10 @@ class SplitFile:
                 raise
             self.checkpoint()
 
-    def add(self, image):
-        """:param image: (3, image_size, image_size) uint8, or the error that stands for a bad image"""
-        if isinstance(image, ImageFileError):
-            self.bad.append([self.seen, str(image).partition(self.pictures[self.seen].name + ": ")[2]])
-        else:
-            self.rows.write(image.tobytes())
+    def add(self, error):
+        """The next row has been written; or its image is bad, then it stays empty, and ``error`` is not None."""
+        if error is not None:
+            self.bad.append([self.seen, str(error).partition(self.pictures[self.seen].name + ": ")[2]])
         self.seen += 1
         if self.seen % CHECKPOINT_ROWS == 0:
             self.checkpoint()
@@ -283,12 +301,15 @@ class SplitFile:
         os.replace(self.new, self.progress)
 
     def finish(self):
-        """Name the complete file ``.ready``; where images were left out, first copy it to the right size."""
+        """Name the complete file ``.ready``; where images were left out, first copy it without their rows."""
         if self.bad:
             self.create(self.new, self.kept)
+            bad = {index for index, _ in self.bad}
             with open_rows(self.part, "images") as source, open_rows(self.new, "images") as target:
-                for _ in tqdm(self.kept, desc="closing the gaps", unit="image", delay=2):
-                    target.write(source.read(self.row_bytes))
+                for index in tqdm(range(len(self.pictures)), desc="closing the gaps", unit="image", delay=2):
+                    row = source.read(self.row_bytes)
+                    if index not in bad:
+                        target.write(row)
                 sync(target)
             os.replace(self.new, self.ready)
         else:
@@ -298,20 +319,21 @@ class SplitFile:
 
 def write_images(splits, image_folder, image_size, workers, skip_bad):
     """Decode all pictures not decoded yet, into the splits' ``.ready`` files."""
-    todo = [os.path.join(image_folder, p.name) for split in splits for p in split.pictures[split.seen:]]
-    total = sum(len(split.pictures) for split in splits)
+    unfinished = [split for split in splits if not split.finished]
+    done, total = sum(split.seen for split in splits), sum(len(split.pictures) for split in splits)
     if workers is None:  # for few images it is not worth starting processes
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(cores, 16, 1 + len(todo) // 200)
-    with closing(load_all(todo, image_size, workers)) as images, \
-            tqdm(total=total, initial=total - len(todo), desc="decoding", unit="image") as bar:
-        for split in (split for split in splits if not split.finished):
+        workers = min(cores, 16, 1 + (total - done) // 200)
+    tasks = [task for split in unfinished for task in split.tasks(image_folder)]
+    with closing(decode_all(tasks, workers)) as errors, \
+            tqdm(total=total, initial=done, desc="decoding", unit="image") as bar:
+        for split in unfinished:
             with split.writing():
                 while split.seen < len(split.pictures):
-                    image = next(images)
-                    if isinstance(image, ImageFileError) and not skip_bad:
-                        raise InputFilesError(f"{image}; replace it or use --skip-bad (skip_bad=True)")
-                    split.add(image)
+                    error = next(errors)
+                    if error is not None and not skip_bad:
+                        raise InputFilesError(f"{error}; replace it or use --skip-bad (skip_bad=True)")
+                    split.add(error)
                     bar.update()
             split.finish()
 

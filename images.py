@@ -6,6 +6,7 @@ from contextlib import suppress
 import numpy as np
 from PIL import Image, ImageOps
 
+SMALLEST = 0.8  # of the wanted size; what a JPEG holds between this and the full size is hardly visible
 # no torch here: the decoding processes of create_input_files import this module, and torch takes seconds
 
 
@@ -25,7 +26,7 @@ def to_rgb(image):
     elif image.has_transparency_data:
         image = image.convert('RGBA')
         image = Image.alpha_composite(Image.new('RGBA', image.size, 'white'), image)
-    return image.convert('RGB')
+    return image if image.mode == 'RGB' else image.convert('RGB')
 
 
 def load_image(path, image_size=256):
@@ -37,12 +38,13 @@ def load_image(path, image_size=256):
     """
     try:
         with warnings.catch_warnings(action='ignore'), Image.open(path) as image:
-            # JPEG only: decode at 1/2, 1/4 or 1/8 scale. Both sides stay at least twice the target, so the
-            # scale is the same whether the picture is turned before or after.
-            image.draft(None, (2 * image_size, 2 * image_size))
+            # JPEG only: decode at 1/2, 1/4 or 1/8 scale, so long as neither side falls below SMALLEST of the target;
+            # the scale is the same whether the picture is turned before or after.
+            smallest = round(SMALLEST * image_size)
+            image.draft(None, (smallest, smallest))
             image.load()
             with suppress(Exception):  # broken EXIF: the pixels are fine, leave them unturned
-                image = ImageOps.exif_transpose(image)
+                ImageOps.exif_transpose(image, in_place=True)
             image = to_rgb(image).resize((image_size, image_size), Image.Resampling.BICUBIC)
     except MemoryError:
         raise

@@ -31,12 +31,16 @@ def create(path, name, shape, dtype, attributes, strings=()):
                         dcpl)
 
 
+def first_row(path, name):
+    """:return: where in such a file the rows of its array begin, in bytes"""
+    with h5py.File(path, 'r') as file:
+        return file[name].id.get_offset() or 0  # None when there are no rows
+
+
 def open_rows(path, name):
     """Open such a file as plain bytes, at the first row of its array."""
-    with h5py.File(path, 'r') as file:
-        offset = file[name].id.get_offset() or 0  # None when there are no rows
     rows = open(path, 'r+b')
-    rows.seek(offset)
+    rows.seek(first_row(path, name))
     return rows
 
 

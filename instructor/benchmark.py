@@ -151,7 +151,7 @@ def searching(models, pictures=32, beam_size=5):
                   'once', 'images', 1, slow / 2, fast / pictures)
 
 
-def preparing(_, pictures=2000):
+def preparing(_, pictures=4000):
     """640 x 480 JPEGs to HDF5."""
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)

@@ -298,7 +298,7 @@ def test_large_jpeg_is_decoded_at_a_smaller_scale_without_loss_of_quality(tmp_pa
     monkeypatch.setattr(Image.Image, "resize", lambda image, *a, **k: loaded.append(image.size)
                         or original(image, *a, **k))
     image = load_image(path, 200)
-    assert loaded == [(800, 600)]  # a quarter would be less than twice the target
+    assert loaded == [(400, 300)]  # an eighth would be less than the target
     exact = np.asarray(original(Image.fromarray(pixels), (200, 200), Image.Resampling.BOX)).transpose(2, 0, 1)
     assert np.abs(image.astype(int) - exact).mean() < 2
 
