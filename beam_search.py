@@ -46,6 +46,39 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
     :return: a :class:`Hypothesis` per image, without alphas
     :raises FloatingPointError: the decoder's scores are not numbers
     """
+    return _one_beam(decoder, encoder_out, word_map, max_len, lambda log_probs: log_probs.argmax(dim=1))
+
+
+@torch.no_grad()
+def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None):
+    """Draw each word from the decoder's own probabilities, for many images at once.
+
+    :param decoder: any decoder with ``start`` and ``step``
+    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
+    :param word_map: word -> index
+    :param max_len: longest caption in words
+    :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
+    :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
+    :return: a :class:`Hypothesis` per image, without alphas; its score is the log-probability at temperature 1
+    :raises ValueError: temperature not above 0
+    :raises FloatingPointError: the decoder's scores are not numbers
+    """
+    if not temperature > 0:
+        raise ValueError(f'temperature is {temperature}; it must be above 0')
+
+    def draw(log_probs):
+        if log_probs.isnan().any():
+            raise FloatingPointError(NOT_NUMBERS)
+        return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
+
+    return _one_beam(decoder, encoder_out, word_map, max_len, draw)
+
+
+def _one_beam(decoder, encoder_out, word_map, max_len, choose):
+    """Follow one caption per image.
+
+    :param choose: from log-probabilities (batch_size, vocab_size) to the next words (batch_size,)
+    """
     with evaluating(decoder):
         n, end = len(encoder_out), word_map['<end>']
         state, memory = decoder.start(encoder_out)
@@ -58,7 +91,8 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
             scores, state, _ = decoder.step(words, state, memory)
             log_probs = scores.float().log_softmax(dim=1)
             log_probs[:, never] = -torch.inf
-            best, words = log_probs.max(dim=1)
+            words = choose(log_probs)
+            best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             words = words.masked_fill(~running, end)
             if len(chosen) == max_len:  # no room for another word
                 best = best.masked_fill(words != end, 0)

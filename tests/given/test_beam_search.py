@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from beam_search import beam_search, greedy_search
+from beam_search import beam_search, greedy_search, sample_search
 from models import DecoderWithAttention, DecoderWithRNN
 
 PAD, START, END, UNK = 0, 5, 2, 9  # scattered on purpose
@@ -369,3 +369,54 @@ def test_on_the_gpu_as_on_the_cpu(kind):
     found = beam_search(decoder.cuda(), encoder_out.cuda(), WORD_MAP, 3, 8)
     assert [f.words for f in found] == [e.words for e in expected]
     assert [f.score for f in found] == pytest.approx([e.score for e in expected], abs=1e-4)
+
+
+# ------------------------------------------------------------------------------------ sampling
+
+
+def test_samples_come_as_often_as_the_decoder_says():
+    table = {START: {3: 0.6, 4: 0.3, END: 0.1}, 3: {END: 0.5, 4: 0.5}, 4: {END: 1.0}}
+    pictures = torch.zeros(4000, PIXELS, ENCODER)
+    found = sample_search(Table(table), pictures, WORD_MAP, generator=torch.Generator().manual_seed(0))
+    expected = {(): 0.1, (4,): 0.3, (3,): 0.3, (3, 4): 0.3}
+    for words, probability in expected.items():
+        those = [caption for caption in found if caption.words == list(words)]
+        assert len(those) / 4000 == pytest.approx(probability, abs=0.03)
+        assert those[0].finished and those[0].score == pytest.approx(log(probability), abs=1e-5)
+    assert {tuple(caption.words) for caption in found} == set(expected)
+
+
+def test_temperature():
+    table = {START: {3: 0.8, 4: 0.2}, 3: {END: 1.0}, 4: {END: 1.0}}
+    pictures = torch.zeros(2000, PIXELS, ENCODER)
+    for temperature, share in ((1.0, 0.2), (2.0, 1 / 3), (0.5, 1 / 17), (1e-3, 0.0)):
+        found = sample_search(Table(table), pictures, WORD_MAP, temperature=temperature,
+                              generator=torch.Generator().manual_seed(0))
+        assert sum(caption.words == [4] for caption in found) / 2000 == pytest.approx(share, abs=0.03)
+        assert {round(caption.score, 3) for caption in found} <= {round(log(0.8), 3), round(log(0.2), 3)}
+    with pytest.raises(ValueError, match='temperature is 0; it must be above 0'):
+        sample_search(Table(table), pictures, WORD_MAP, temperature=0)
+
+
+@pytest.mark.parametrize('kind', ['rnn', 'attention'])
+def test_samples_are_scored_as_they_are_read(kind):
+    decoder = network(kind, seed=0)
+    pictures = torch.randn(5, PIXELS, ENCODER, generator=torch.Generator().manual_seed(0)).double()
+    sampled = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(1))
+    for picture, found in zip(pictures, sampled, strict=True):
+        score, _ = score_of(decoder, picture.unsqueeze(0), found.words, found.finished)
+        assert found.score == pytest.approx(score, abs=1e-4) and len(found.words) <= 6
+    again = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(1))
+    other = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(2))
+    first = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(1))
+    assert [f.words for f in first] == [f.words for f in again] != [f.words for f in other]
+    cold = sample_search(decoder, pictures, WORD_MAP, 6, temperature=1e-6)
+    assert [f.words for f in cold] == [f.words for f in greedy_search(decoder, pictures, WORD_MAP, 6)]
+
+
+def test_scores_that_are_no_numbers_are_not_sampled():
+    decoder = network('rnn', seed=0)
+    with torch.no_grad():
+        decoder.fc.bias[3] = torch.nan
+    with pytest.raises(FloatingPointError):
+        sample_search(decoder, torch.randn(2, PIXELS, ENCODER).double(), WORD_MAP)
