@@ -76,9 +76,9 @@ def seconds(function):
     return time.perf_counter() - start
 
 
-def in_turns(*functions, rounds=3):
-    """The best time of each, after a first round that does not count."""
-    times = [[seconds(function) for function in functions] for _ in range(rounds + 1)][1:]
+def in_turns(*functions, rounds=3, repeats=3):
+    """The best time of each; in a turn it runs some times on end, as it does in a training."""
+    times = [[min(seconds(function) for _ in range(repeats)) for function in functions] for _ in range(rounds)]
     return [min(column) for column in zip(*times, strict=True)]
 
 
@@ -126,7 +126,7 @@ def epoch(models):
         setting.update(textbook.forward(setting.decoder, encoder_out, setting.captions, setting.lengths),
                        setting.plain_adam)
 
-    slow, fast = in_turns(usual, native.lean_step, rounds=2)
+    slow, fast = in_turns(usual, native.lean_step, rounds=1)
     yield row('an epoch with a frozen ResNet-101: encoder per caption at 14 × 14, against features once at 8 × 8',
               'pictures', len(images), slow, fast)
 
@@ -148,7 +148,7 @@ def searching(models, pictures=32, beam_size=5):
         def ours(setting=setting, decoder=decoder):
             beam_search(decoder, setting.pictures, word_map, beam_size, WORDS)
 
-        slow, fast = in_turns(usual, ours)
+        slow, fast = in_turns(usual, ours, rounds=1)
         yield row(f'BLEU pass, beam {beam_size}, {kind}: one image at a time, five times each, against {pictures} at '
                   'once', 'images', 1, slow / 2, fast / pictures)
 
@@ -180,7 +180,7 @@ def preparing(_, pictures=4000):
                                 f'--karpathy-json-path={folder / "set.json"}', f'--image-folder={folder}',
                                 f'--output-folder={output}'], cwd=ROOT, check=True, capture_output=True)
 
-        slow, fast = in_turns(usual, ours, rounds=2)
+        slow, fast = in_turns(usual, ours, rounds=1)
         yield row('preparation of 640 × 480 JPEGs', 'images', pictures, slow, fast)
 
 
