@@ -15,6 +15,8 @@ class Batch(NamedTuple):
     :ivar captions: (n, longest) long, cut after the longest caption of the batch
     :ivar caplens: (n,) long, <start> and <end> counted
     :ivar numbers: (n,) long, of the captions in the data set
+    :ivar of_captions, of_words: captions and words of the whole step that this batch is a part of
+    :ivar ends_step: whether it is the step's last part
     """
 
     images: torch.Tensor
@@ -22,6 +24,9 @@ class Batch(NamedTuple):
     captions: torch.Tensor
     caplens: torch.Tensor
     numbers: torch.Tensor
+    of_captions: int
+    of_words: int
+    ends_step: bool
 
 
 class Batches(Dataset):
@@ -30,23 +35,31 @@ class Batches(Dataset):
     :param dataset: ``datasets.CaptionDataset``
     :param order: list of (n,) long tensors, the captions of each batch
     :param flip: (len(dataset),) bool, which captions see their picture mirrored; None: none of them
+    :param rank, processes: share each of these batches with other processes: this is process ``rank`` of so many
+    :param accumulate: take this process's share in so many parts, if there are captions enough
     """
 
-    def __init__(self, dataset, order, flip=None):
-        self.dataset, self.order, self.flip = dataset, order, flip
+    def __init__(self, dataset, order, flip=None, rank=0, processes=1, accumulate=1):
+        self.dataset, self.flip = dataset, flip
+        self.parts = []  # (captions, those of the whole step, whether it ends there)
+        for whole in order:
+            # as many in every process, and two captions at least, which batch norm needs
+            count = max(min(accumulate, len(whole) // (2 * processes)), 1)
+            parts = whole.tensor_split(processes)[rank].tensor_split(count)
+            self.parts += [(part, whole, part is parts[-1]) for part in parts]
 
     def __len__(self):
-        return len(self.order)
+        return len(self.parts)
 
     def __getitem__(self, b):
-        numbers = self.order[b]
+        numbers, whole, ends_step = self.parts[b]
         pictures = numbers // self.dataset.cpi
         if self.flip is not None:  # a picture and its mirror image are two
             pictures = pictures + len(self.dataset.names) * self.flip[numbers]
         pictures, image_of = pictures.unique(return_inverse=True)
         caplens = self.dataset.caplens[numbers].flatten()
         return Batch(self.dataset.images(pictures), image_of, self.dataset.captions[numbers, :int(caplens.max())],
-                     caplens, numbers)
+                     caplens, numbers, len(whole), int((self.dataset.caplens[whole] - 1).sum()), ends_step)
 
 
 def in_order(dataset, batch_size, captions=None):
@@ -61,12 +74,14 @@ def in_order(dataset, batch_size, captions=None):
     return list(captions.split(batch_size))
 
 
-def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False):
+def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, processes=1):
     """Batches of all captions in a random order.
 
     :param by_picture: all captions of a picture are in one batch, ``batch_size`` rounded to whole pictures
     :param bucket: captions of like length come together, within ``BUCKET`` batches
-    :return: list of (n,) long tensors; a single caption that is left over is left out: batch norm could not take it
+    :param processes: that share each batch
+    :return: list of (n,) long tensors; a single caption that is left over is left out: batch norm could not take it;
+        so are fewer than there are processes
     """
     size = max(round(batch_size / dataset.cpi), 1) if by_picture else batch_size
     units = len(dataset.names) if by_picture else len(dataset)
@@ -80,7 +95,8 @@ def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False):
         batches = [batches[b] for b in torch.randperm(len(batches), generator=generator)]
     if by_picture:
         batches = [(units.unsqueeze(1) * dataset.cpi + torch.arange(dataset.cpi)).flatten() for units in batches]
-    return [batch for batch in batches if len(batch) > 1 or len(dataset) == 1 or batch_size == 1]
+    least = max(processes, 1 if len(dataset) == 1 or batch_size == 1 else 2)
+    return [batch for batch in batches if len(batch) >= least]
 
 
 def mirrored(dataset, word_map, generator):

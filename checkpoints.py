@@ -10,6 +10,7 @@ import pickle
 import random
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +46,13 @@ class CaptionModel:
         """'Attention', 'NoAttention', or the class of a decoder of your own."""
         return decoder_name(self.settings)
 
+    @cached_property
+    def _words(self):
+        return {index: word for word, index in self.word_map.items()}
+
     def words(self, indices):
         """Word indices to words."""
-        words = {index: word for word, index in self.word_map.items()}
-        return [words[index] for index in indices]
+        return [self._words[index] for index in indices]
 
 
 def decoder_name(cfg):
@@ -166,10 +170,11 @@ def load_model(path, device=None, encoder=None):
     return model
 
 
-def load_models(folder, names):
+def load_models(folder, names, device=None):
     """The best model of each decoder in a run folder.
 
     :param names: 'NoAttention', 'Attention' or the class of a decoder of your own; or a list of them
+    :param device: as for :func:`load_model`
     :return: dict name -> :class:`CaptionModel`
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
@@ -179,7 +184,7 @@ def load_models(folder, names):
         if not path.exists():
             raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '
                              f'{name!r} out of decoders')
-        models[name] = load_model(path)
+        models[name] = load_model(path, device)
     return models
 
 

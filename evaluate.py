@@ -1,21 +1,30 @@
-"""Captions by beam search: for a test set with its BLEU, or for one picture with its attention maps."""
+"""Captions by beam search: for a test set with its BLEU, or for one picture with its attention maps.
 
+From a command line, ``python evaluate.py runs/shapes Attention`` leaves the ``test_Attention.json`` that ``test.ipynb``
+does; ``torchrun --nproc_per_node 4 evaluate.py ...`` shares the pictures among four processes.
+"""
+
+import argparse
+import json
+import sys
 import time
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Subset
-from tqdm import tqdm
 
+import processes
 from beam_search import beam_search
+from checkpoints import load_models
 from datasets import CaptionDataset
 from images import load_image
 from metrics import bleu
 from solver import caption_dataset, encode
+from utils import atomic_path
 
 
 def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
-    """Caption each image of a split once.
+    """Caption each image of a split once; where there are several processes, each has its share of them.
 
     :param model: :class:`checkpoints.CaptionModel`, see ``checkpoints.load_model``
     :param split: 'TEST' or 'VAL'
@@ -26,15 +35,18 @@ def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, d
         alphas (len(caption), h, w) or None
     """
     dataset = caption_dataset(model, split, data_folder, data_name)
-    loader = DataLoader(Subset(dataset, dataset.first_captions), batch_size)
+    loader = DataLoader(Subset(dataset, dataset.first_captions[processes.rank()::processes.count()]), batch_size)
     found = []
-    with torch.no_grad(), tqdm(total=len(dataset.names), unit='image',
-                               desc=f'{model.name}, beam {beam_size}') as bar:
+    with torch.no_grad(), processes.progress_bar(total=len(dataset.names), unit='image',
+                                                 desc=f'{model.name}, beam {beam_size}') as bar:
         for images, *_ in loader:
             encoder_out = encode(model, images)
             found += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
                       beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)]
-            bar.update(len(images))
+            bar.update(min(len(images) * processes.count(), bar.total - bar.n))
+    # image i was captioned by process i % count
+    parts = processes.gather([found])
+    found = [parts[i % len(parts)][i // len(parts)] for i in range(len(dataset.names))]
     return [{'name': name, **caption, 'references': references}
             for name, caption, references in zip(dataset.names, found, dataset.references, strict=True)]
 
@@ -107,3 +119,33 @@ def _caption(model, hypothesis, grid):
     alphas = hypothesis.alphas.unflatten(1, tuple(grid)) if hypothesis.alphas is not None else None
     return {'caption': model.words(hypothesis.words), 'score': hypothesis.score,
             'finished': hypothesis.finished, 'alphas': alphas}
+
+
+def main():
+    parser = argparse.ArgumentParser(description='BLEU-1 to 4 of trained decoders on a test split.')
+    parser.add_argument('run_folder', type=Path, help='where the training left its checkpoints')
+    parser.add_argument('decoders', nargs='+', help='NoAttention, Attention, or the class of a decoder of your own')
+    parser.add_argument('--split', default='TEST', choices=['TEST', 'VAL'])
+    parser.add_argument('--beam-sizes', nargs='+', type=int, default=[1, 3, 5], metavar='N')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    args = parser.parse_args()
+    device = processes.connect(args.device)
+    for name, model in load_models(args.run_folder, args.decoders, device).items():
+        history = args.run_folder / f'history_{name}.json'
+        result = evaluate(model, args.split, args.beam_sizes,
+                          history=json.loads(history.read_text()) if history.exists() else None)
+        for row in result['scores']:
+            processes.say(f"{name}, beam {row['beam_size']}: " + ', '.join(
+                f'BLEU-{n} {row[f"BLEU-{n}"]:.3f}' for n in (1, 2, 3, 4)) + f"  ({row['seconds']:.1f} s)")
+        if processes.rank() == 0:
+            with atomic_path(args.run_folder / f'{args.split.lower()}_{name}.json') as path:
+                path.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == '__main__':
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f'{error}')
+    finally:
+        processes.disconnect()

@@ -11,8 +11,8 @@ import h5py
 import psutil
 import torch
 from torch.utils.data import DataLoader, Subset
-from tqdm import tqdm
 
+import processes
 import row_file
 from datasets import CaptionDataset
 from utils import atomic_path, evaluating
@@ -39,77 +39,136 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
 
     The file's name and attributes carry the digests of encoder and images, so that a file made by other
     weights or from other images is never used. A file that fits is left as it is; a run that was stopped or killed
-    goes on where it was.
+    goes on where it was. Where there are several processes, each encodes its share of the images, into the same file.
 
     :param encoder: ``models.Encoder``, frozen; it is run in ``eval()``
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param mirror: encode the mirror images, into a file of their own
     :return: path of the file; dataset ``features`` (images, h, w, encoder_dim) float16
-    :raises OSError: too little disk space
+    :raises OSError: too little disk space, or a folder that not all processes see
     """
     dataset = CaptionDataset(data_folder, data_name, split)
     with h5py.File(dataset.images_path) as file:
         stamp = {'images': str(file.attrs['fingerprint']), 'encoder': encoder_digest(encoder)}
     path = Path(data_folder) / f"{split}_{'MIRRORED_' * mirror}FEATURES_{data_name}_{stamp['encoder']}.hdf5"
     n = len(dataset.names)
-    if _stamp(path) == (stamp, n):
+    if all(processes.gather([_stamp(path) == (stamp, n)])):
         return path
 
     with torch.inference_mode(), evaluating(encoder):
         grid = encoder.native_grid(dataset.image(0).unsqueeze(0).to(device)).shape[1:]
         part, progress = (path.with_name(path.name + ending) for ending in ('.part', '.progress'))
-        done = _rows_done(part, progress) if _stamp(part) == (stamp, n) else 0
-        needed, free = (n - done) * grid.numel() * 2, shutil.disk_usage(data_folder).free
-        if needed > free:
-            raise OSError(f'the features of {n} images need {needed / 1e9:.1f} GB, but {data_folder} has '
-                          f'{free / 1e9:.1f} GB free: make room, or set cache_features=False')
-        if needed > 1e9:
-            print(f'{path.name} needs {needed / 1e9:.1f} GB of disk space; {free / 1e9:.1f} GB are free.')
-        if not done:
-            row_file.create(part, 'features', (n, *grid), 'float16', stamp)
+        if processes.rank() == 0:
+            _prepare(part, progress, stamp, n, grid)
+        processes.wait_for_all()
+        rows = torch.tensor(_not_done(progress, n), dtype=torch.long)
+        own = progress.with_name(f'{progress.name}.{processes.rank()}')
         try:
-            _encode(encoder, dataset, device, batch_size, workers, mirror, part, progress, done, grid)
+            _encode(encoder, dataset, device, batch_size, workers, mirror, part, own,
+                    rows.tensor_split(processes.count())[processes.rank()], grid)
         except OSError:  # the disk is full after all, or has gone
             part.unlink(missing_ok=True)
             raise
         finally:
             if not part.exists():
-                progress.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # another training may have made the same file meanwhile
-            os.replace(part, path)
-        progress.unlink(missing_ok=True)
+                _forget(progress)
+        processes.wait_for_all()
+        if processes.rank() == 0:
+            with suppress(FileNotFoundError):  # another training may have made the same file meanwhile
+                os.replace(part, path)
+            _forget(progress)
+        processes.wait_for_all()
+    if _stamp(path) != (stamp, n):
+        raise OSError(f'{path} was made by another process, but is not here: data_folder must be a folder that all '
+                      'machines share')
     return path
 
 
-def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progress, done, grid):
-    n = len(dataset.names)
-    loader = DataLoader(Subset(dataset, dataset.first_captions[done:]), batch_size, num_workers=workers,
+def _prepare(part, progress, stamp, n, grid):
+    """Make the file without its rows, if a run before has not, and sum up which rows that one has written."""
+    done = _rows_done(progress) if _stamp(part) == (stamp, n) else []
+    needed = (n - sum(stop - start for start, stop in done)) * grid.numel() * 2
+    free = shutil.disk_usage(part.parent).free
+    if needed > free:
+        raise OSError(f'the features of {n} images need {needed / 1e9:.1f} GB, but {part.parent} has '
+                      f'{free / 1e9:.1f} GB free: make room, or set cache_features=False')
+    if needed > 1e9:
+        print(f'{part.name[:-len(".part")]} needs {needed / 1e9:.1f} GB of disk space; {free / 1e9:.1f} GB are free.')
+    if not done:
+        row_file.create(part, 'features', (n, *grid), 'float16', stamp)
+    with atomic_path(progress) as temporary:
+        temporary.write_text(json.dumps(done))
+    for of_process in progress.parent.glob(progress.name + '.*'):
+        of_process.unlink()
+
+
+def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progress, rows, grid):
+    """Encode the images ``rows`` (ascending) and note in ``progress`` which of them are safe on the disk."""
+    captions = (rows * dataset.cpi).tolist()
+    loader = DataLoader(Subset(dataset, captions), batch_size, num_workers=workers,
                         # it takes a seed for its workers from torch's generator: from one of its own, so that a
                         # training goes the same way whether or not the features were there already
                         generator=torch.Generator())
+    rows, row_bytes, done, noted = rows.tolist(), grid.numel() * 2, 0, 0
 
-    def note(count):
-        row_file.sync(rows)
+    def note():
+        row_file.sync(file)
         with atomic_path(progress) as temporary:
-            temporary.write_text(json.dumps(count))
+            temporary.write_text(json.dumps(_ranges(rows[:done])))
 
-    with row_file.open_rows(part, 'features') as rows, \
-            tqdm(total=n, initial=done, unit='image', desc=f'encode {dataset.split.lower()} images') as bar:
-        rows.seek(done * grid.numel() * 2, os.SEEK_CUR)
-        noted = done
+    with row_file.open_rows(part, 'features') as file, \
+            processes.progress_bar(total=len(dataset.names), initial=len(dataset.names) - len(rows) * processes.count(),
+                                   unit='image', desc=f'encode {dataset.split.lower()} images') as bar:
+        first = file.tell()
         try:
             for images, *_ in loader:
                 images = images.to(device, non_blocking=True)
-                grids = encoder.native_grid(images.flip(3) if mirror else images)
-                rows.write(grids.half().cpu().contiguous().numpy().tobytes())
+                grids = encoder.native_grid(images.flip(3) if mirror else images).half().cpu().contiguous()
+                for row, pixels in zip(rows[done:], grids.numpy(), strict=False):
+                    file.seek(first + row * row_bytes)
+                    file.write(pixels.tobytes())
                 done += len(images)
-                bar.update(len(images))
+                bar.update(len(images) * processes.count())  # the others are about as fast
                 if done - noted >= SAFE_EVERY:
-                    note(noted := done)
+                    note()
+                    noted = done
         except KeyboardInterrupt:
-            note(done)
+            note()
             raise
-        row_file.sync(rows)
+        row_file.sync(file)
+
+
+def _ranges(rows):
+    """Ascending numbers as ranges: [3, 4, 5, 9] are [[3, 6], [9, 10]]."""
+    ranges = []
+    for row in rows:
+        if ranges and ranges[-1][1] == row:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([row, row + 1])
+    return ranges
+
+
+def _rows_done(progress):
+    """:return: ranges of rows that all processes of a run before have noted"""
+    done = []
+    for path in (progress, *progress.parent.glob(progress.name + '.*')):
+        with suppress(OSError, ValueError, TypeError):
+            done += [[int(start), int(stop)] for start, stop in json.loads(path.read_text())]
+    return sorted(done)
+
+
+def _not_done(progress, n):
+    """:return: rows that are not in the ranges of a file"""
+    missing = torch.ones(n, dtype=torch.bool)
+    for start, stop in json.loads(progress.read_text()):
+        missing[start:stop] = False
+    return missing.nonzero().flatten().tolist()
+
+
+def _forget(progress):
+    for path in (progress, *progress.parent.glob(progress.name + '.*')):
+        path.unlink(missing_ok=True)
 
 
 def _stamp(path):
@@ -121,18 +180,11 @@ def _stamp(path):
         return None
 
 
-def _rows_done(part, progress):
-    try:
-        return int(json.loads(progress.read_text()))
-    except (OSError, ValueError):
-        return 0
-
-
 def hold(dataset, encoder, device='cpu'):
     """Read a data set's features into memory, pooled to the size that the decoder gets, if they fit.
 
-    They may take half of what is free on the device, else half of what is free in the host's memory; where there is not
-    enough, they stay in their file.
+    They may take half of what is free on the device, else half of what is free in the host's memory (divided by the
+    processes there); where there is not enough, they stay in their file.
 
     :param dataset: ``datasets.CaptionDataset`` with features
     :param encoder: ``models.Encoder`` whose features they are
@@ -148,17 +200,19 @@ def hold(dataset, encoder, device='cpu'):
     device = torch.device(device)
     if device.type == 'cuda' and needed > MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         device = torch.device('cpu')
-    if device.type != 'cuda' and needed > MEMORY_SHARE * psutil.virtual_memory().available:
+    free = psutil.virtual_memory().available / processes.on_this_machine()
+    if device.type != 'cuda' and needed > MEMORY_SHARE * free:
         return False
     held = torch.empty(shape, dtype=torch.float16, device=device)
-    with tqdm(total=len(held), desc=f'read {dataset.split.lower()} features', unit='image', delay=2) as bar:
-        for source in sources:
+    with processes.progress_bar(total=len(held), desc=f'read {dataset.split.lower()} features', unit='image',
+                                delay=2) as bar:
+        for i, source in enumerate(sources):
             with h5py.File(source) as file:
                 for start in range(0, n, 256):  # large reads, in the order of the file
                     grids = torch.from_numpy(file['features'][start:start + 256]).to(device)
                     if pool:
                         grids = encoder.resize(grids.float())
-                    held[bar.n:bar.n + len(grids)] = grids
+                    held[i * n + start:i * n + start + len(grids)] = grids
                     bar.update(len(grids))
     dataset.held = held
     return True

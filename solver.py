@@ -7,6 +7,7 @@ import difflib
 import itertools
 import json
 import math
+import os
 import shutil
 import time
 from pathlib import Path
@@ -14,10 +15,10 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-from tqdm import tqdm
 
 import batches
 import lean
+import processes
 from beam_search import greedy_search
 from checkpoints import (
     build_model,
@@ -67,6 +68,8 @@ DEFAULTS = dict(
     by_picture=None,                # all captions of a picture in one batch; None: if the encoder runs in training
     bucket=False,                   # captions of like length in one batch
     bf16=None,                      # matrix products in half precision; None: where the device is made for it
+    accumulate=1,                   # a step's gradient from so many parts of the batch, if memory is short
+    processes=1,                    # train in so many processes of this machine, one GPU each (processes.py)
     compile=False,                  # torch.compile the encoder, where that works
     lean=True,                      # the same formulas with fewer operations, where your forward agrees (lean.py)
     seed=0,
@@ -103,7 +106,8 @@ def check_settings(cfg):
         if not (right and good(value)):
             raise ValueError(f'setting {name!r} is {value!r}; it must be {wanted}')
 
-    for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq'):
+    for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq', 'accumulate',
+                 'processes'):
         require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
     if not cfg['attention'] and not cfg['decoder']:
         require('batch_size', int, lambda v: v >= 2, 'at least 2 (batch norm needs two captions)')
@@ -153,12 +157,18 @@ def train(cfg, encoder=None):
     :return: history, a list with a dict per epoch
     :raises ValueError: settings or a checkpoint that cannot be
     :raises FloatingPointError: the loss is not a number any more
+    :raises RuntimeError: one of several processes failed or was killed
     """
+    if cfg.get('processes', 1) != 1 and not processes.launched():
+        return train_in_processes(cfg, encoder)
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
+    cfg['device'] = processes.connect(cfg['device'], use_bf16(cfg))
     seed_everything(cfg['seed'])
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
+    for module in (model.encoder, model.decoder):
+        processes.same_weights(module)
     fused = torch.device(cfg['device']).type in ('cpu', 'cuda')  # one kernel for all parameters
     optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters(), lr=cfg['decoder_lr'], fused=fused)}
     if cfg['fine_tune_encoder']:
@@ -173,31 +183,32 @@ def train(cfg, encoder=None):
         use_lean(model, train_data)
     if cfg['compile'] and train_data.key == 'images':
         compile_encoder(model, train_data)
+    processes.share_batch_norm(model.decoder)
     latest, best = checkpoint_paths(cfg)
     best.parent.mkdir(parents=True, exist_ok=True)
     # going on in the folder of the checkpoint, its files are this training's own
     tidy = bool(cfg['checkpoint']) and Path(cfg['checkpoint']).resolve().parent == best.resolve().parent
     if progress['epoch'] >= cfg['epochs']:
-        print(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
+        processes.say(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
 
     for epoch in range(progress['epoch'] + 1, cfg['epochs'] + 1):
         idle = progress['epochs_since_improvement']
         if idle >= STOP_AFTER:
-            print(f'No better BLEU-4 for {STOP_AFTER} epochs: stop.')
+            processes.say(f'No better BLEU-4 for {STOP_AFTER} epochs: stop.')
             break
         if idle > 0 and idle % DECAY_AFTER == 0 and not cfg['cosine']:
             for optimizer in optimizers.values():
                 for group in optimizer.param_groups:
                     group['lr'] *= DECAY
-            print(f"No better BLEU-4 for {idle} epochs: learning rate {group['lr']:.2e}.")
+            processes.say(f"No better BLEU-4 for {idle} epochs: learning rate {group['lr']:.2e}.")
 
         start = time.perf_counter()
         train_scores = train_epoch(model, train_data, optimizers, epoch)
         val_scores = validate(model, val_data)
         seconds = time.perf_counter() - start
-        print(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
-              f"BLEU-4 - {val_scores['bleu4']:.3f}")
-        print(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}   ({seconds:.0f} s)")
+        processes.say(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
+                      f"BLEU-4 - {val_scores['bleu4']:.3f}")
+        processes.say(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}   ({seconds:.0f} s)")
 
         improved = val_scores['greedy_bleu4'] > progress['best_bleu4']
         progress = dict(epoch=epoch, best_bleu4=max(val_scores['greedy_bleu4'], progress['best_bleu4']),
@@ -206,13 +217,35 @@ def train(cfg, encoder=None):
             epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
             **{f'val_{name}': score for name, score in val_scores.items()},
             decoder_lr=optimizers['decoder'].param_groups[0]['lr'], seconds=seconds))
-        if not tidy:
-            set_aside(cfg)
-            tidy = True
-        save_checkpoint([best, latest] if improved else [latest], model, optimizers, progress)
-        with atomic_path(best.with_name(f'history_{decoder_name(cfg)}.json')) as temporary:
-            temporary.write_text(json.dumps(model.history, indent=1))
+        if processes.rank() == 0:
+            if not tidy:
+                set_aside(cfg)
+                tidy = True
+            save_checkpoint([best, latest] if improved else [latest], model, optimizers, progress)
+            with atomic_path(history_path(cfg)) as temporary:
+                temporary.write_text(json.dumps(model.history, indent=1))
+        processes.wait_for_all()
     return model.history
+
+
+def train_in_processes(cfg, encoder=None):
+    """:func:`train` in ``cfg['processes']`` processes; settings are checked before they start.
+
+    Nothing here may touch a GPU: processes that start from one which has could not use theirs.
+    """
+    checked = check_settings({**cfg, 'device': 'cpu'})
+    wanted = checked['processes']
+    gpus = torch.cuda.device_count()
+    if cfg.get('device') != 'cpu' and 0 < gpus < wanted:
+        raise ValueError(f"setting 'processes' is {wanted}, but this machine has {gpus} GPU{'s' * (gpus > 1)}: "
+                         "one process each, or device='cpu'")
+    try:
+        processes.launch(train, cfg, encoder, processes=wanted)
+    except RuntimeError as error:
+        latest, _ = checkpoint_paths(checked)
+        hint = f'; go on after the last epoch with checkpoint={str(latest)!r}' if latest.exists() else ''
+        raise RuntimeError(f'{error}{hint}') from None
+    return json.loads(history_path(checked).read_text())
 
 
 def use_lean(model, dataset):
@@ -222,10 +255,10 @@ def use_lean(model, dataset):
         encoder_out = encode(model, few.images)
     objection = lean.objection(model.decoder, encoder_out[few.image_of], few.captions.to(encoder_out.device),
                                few.caplens.unsqueeze(1))
-    model.lean = objection is None
+    model.lean = all(processes.gather([objection is None]))
     if not model.lean:
-        print(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster one of '
-              f'lean.py ({objection}).')
+        processes.say(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster '
+                      f'one of lean.py ({objection}).')
 
 
 def compile_encoder(model, dataset):
@@ -235,7 +268,7 @@ def compile_encoder(model, dataset):
         with torch.no_grad():
             compiled(dataset.images(torch.arange(2)).to(model.settings['device']))
     except Exception as error:  # what can go wrong differs from system to system
-        print(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
+        processes.say(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
     else:
         model.encoder.native_grid = compiled
 
@@ -251,38 +284,49 @@ def train_epoch(model, dataset, optimizers, epoch):
     model.decoder.train()
     # the order depends on seed and epoch alone, so a resumed training sees the same batches
     generator = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
+    if processes.rank() > 0:  # dropout of its own; the main process goes on with its random states
+        seed_everything(((cfg['seed'] * 100_003 + epoch) * 1009 + processes.rank()) % 2 ** 32)
     by_picture = dataset.key == 'images' if cfg['by_picture'] is None else cfg['by_picture']
-    order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'])
+    order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
     flip = batches.mirrored(dataset, model.word_map, generator) if cfg['flip'] else None
-    losses, top5 = AverageMeter(), AverageMeter()
-    bar = tqdm(batches.loader(batches.Batches(dataset, order, flip), cfg), desc=f"epoch {epoch}/{cfg['epochs']}",
-               unit='batch')
-    for i, batch in enumerate(bar):
-        if cfg['cosine']:
-            done = (epoch - 1 + i / len(order)) / cfg['epochs']
-            for name, optimizer in optimizers.items():
-                optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr'] * (1 + math.cos(math.pi * done)) / 2
-        loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'])
-        for optimizer in optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+    parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'])
+    losses, top5, step = AverageMeter(), AverageMeter(), 0
+    bar = processes.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
+    for batch in bar:
+        loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'], batch.of_words, batch.of_captions)
         loss.backward()
-        for optimizer in optimizers.values():
-            if cfg['grad_clip']:
-                nn.utils.clip_grad_value_(optimizer.param_groups[0]['params'], cfg['grad_clip'])
-            optimizer.step()
-
-        value = loss.item()
-        if not math.isfinite(value):
-            raise FloatingPointError(f'the loss is {value} in epoch {epoch}, batch {i}: lower decoder_lr, or look '
-                                     'for a division or logarithm in your models.py')
-        losses.update(value, words)
+        losses.update(loss.detach() * batch.of_words / words, words)
         top5.update(correct, words)
-        if i % cfg['print_freq'] == 0:
+        if not batch.ends_step:
+            continue
+
+        for name, optimizer in optimizers.items():
+            if cfg['cosine']:
+                done = (epoch - 1 + step / len(order)) / cfg['epochs']
+                optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr'] * (1 + math.cos(math.pi * done)) / 2
+            parameters = optimizer.param_groups[0]['params']
+            processes.sum_gradients(parameters)
+            if cfg['grad_clip']:
+                nn.utils.clip_grad_value_(parameters, cfg['grad_clip'])
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        # asking for a value makes a GPU's queue run dry, so not after every step
+        if step % cfg['print_freq'] == 0 or step == len(order) - 1:
+            if not math.isfinite(losses.avg):
+                raise FloatingPointError(f'the loss is {float(losses.val)} in epoch {epoch}, batch {step}: lower '
+                                         'decoder_lr, or look for a division or logarithm in your models.py')
             bar.set_postfix(loss=f'{losses.avg:.3f}', top5=f'{top5.avg:.1f}%')
-    return dict(loss=losses.avg, top5=top5.avg)
+        step += 1
+    return averages(loss=losses, top5=top5)
 
 
-def caption_loss(decoded, alpha_c):
+def averages(**meters):
+    """The averages over all processes, as plain numbers."""
+    found = processes.gather([{name: (float(meter.sum), meter.count) for name, meter in meters.items()}])
+    return {name: sum(own[name][0] for own in found) / sum(own[name][1] for own in found) for name in meters}
+
+
+def caption_loss(decoded, alpha_c, of_words=None, of_captions=None):
     """Cross-entropy per word, plus the doubly stochastic penalty if the decoder attends.
 
     L = -log p(y | x) + alpha_c * sum over pixels of (1 - sum over words of alpha)^2
@@ -290,16 +334,19 @@ def caption_loss(decoded, alpha_c):
 
     :param decoded: what the decoder's ``forward`` or ``lean.lean_forward`` returns
     :param alpha_c: weight of the penalty
-    :return: loss, top-5 accuracy in percent, number of words
+    :param of_words, of_captions: where this is a part of a batch: words and captions of the whole of it. The losses of
+        the parts add up to that of the whole
+    :return: loss, top-5 accuracy in percent (0-dim tensors), number of words
     """
     scores, captions, decode_lengths, *alphas, _ = decoded
     # the words to predict start after <start>; packing leaves out everything past a caption's end
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
     scores = packed(scores, decode_lengths).data
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
-    loss = nn.functional.cross_entropy(scores, targets)
+    loss = nn.functional.cross_entropy(scores, targets, reduction='sum') / (of_words or len(targets))
     for alpha in alphas:
-        loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean()
+        # the mean over the pixels, and over all captions
+        loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean(dim=1).sum() / (of_captions or len(captions))
     return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
 
 
@@ -324,30 +371,35 @@ def validate(model, dataset):
     model.encoder.eval()
     model.decoder.eval()
     losses, top5 = AverageMeter(), AverageMeter()
-    guesses, references = [], []
-    order = batches.in_order(dataset, cfg['batch_size'])
-    for batch in tqdm(batches.loader(batches.Batches(dataset, order), cfg), desc='validate', unit='batch', leave=False):
+    guesses = []
+
+    def own_batches(what, captions=None):  # the batches of this process
+        order = batches.in_order(dataset, cfg['batch_size'], captions)[processes.rank()::processes.count()]
+        return processes.progress_bar(batches.loader(batches.Batches(dataset, order), cfg), desc=what, unit='batch',
+                                      leave=False)
+
+    for batch in own_batches('validate'):
         decoded = decode(model, batch)
         loss, correct, words = caption_loss(decoded, cfg['alpha_c'])
-        losses.update(loss.item(), words)
+        losses.update(loss, words)
         top5.update(correct, words)
         scores, _, decode_lengths, *_, sort_ind = decoded
         numbers = batch.numbers[sort_ind.cpu()].tolist()  # the decoder has sorted the batch
         scores = packed(scores, decode_lengths)
         rows, _ = pad_packed_sequence(scores._replace(data=scores.data.argmax(dim=1)), batch_first=True)
-        guesses += [[w for w in row[:length] if w not in special]
-                    for row, length in zip(rows.tolist(), decode_lengths, strict=True)]
-        references += [dataset.references[number // dataset.cpi] for number in numbers]
-    guesses = [model.words(guess) for guess in guesses]
+        words = [model.words(w for w in row[:length] if w not in special)
+                 for row, length in zip(rows.tolist(), decode_lengths, strict=True)]
+        guesses += zip(numbers, words, strict=True)
 
     greedy = []
-    order = batches.in_order(dataset, cfg['batch_size'], torch.tensor(dataset.first_captions))
-    for batch in tqdm(batches.loader(batches.Batches(dataset, order), cfg), desc='greedy captions', unit='batch',
-                      leave=False):
-        greedy += greedy_search(model.decoder, encode(model, batch.images), word_map)
-    greedy = [model.words(found.words) for found in greedy]
-    return dict(loss=losses.avg, top5=top5.avg, bleu4=bleu(references, guesses)['BLEU-4'],
-                greedy_bleu4=bleu(dataset.references, greedy)['BLEU-4'])
+    for batch in own_batches('greedy captions', torch.tensor(dataset.first_captions)):
+        found = greedy_search(model.decoder, encode(model, batch.images), word_map)
+        greedy += zip(batch.numbers.tolist(), (model.words(caption.words) for caption in found), strict=True)
+    # in the order of the captions, whichever process had them
+    guesses, greedy = (sorted(processes.gather(found)) for found in (guesses, greedy))
+    bleu4, greedy_bleu4 = (bleu([dataset.references[number // dataset.cpi] for number, _ in found],
+                                [words for _, words in found])['BLEU-4'] for found in (guesses, greedy))
+    return dict(**averages(loss=losses, top5=top5), bleu4=bleu4, greedy_bleu4=greedy_bleu4)
 
 
 def encode(model, images):
@@ -384,10 +436,17 @@ def decode(model, batch):
 
 
 def use_bf16(cfg):
-    """Whether matrix products are in half precision: as set, or where the device is a GPU that is made for it."""
+    """Whether matrix products are in half precision: as set, as ``accelerate launch`` was told, or where the device is
+    a GPU that is made for it."""
     if cfg['bf16'] is not None:
         return cfg['bf16']
+    if os.environ.get('ACCELERATE_MIXED_PRECISION') == 'bf16':
+        return True
     return cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def history_path(cfg):
+    return Path(cfg['output_folder']) / f'history_{decoder_name(cfg)}.json'
 
 
 def set_aside(cfg):
@@ -397,14 +456,13 @@ def set_aside(cfg):
     """
     latest, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
-    files = [path for path in (latest, best, *(best.with_name(f'{kind}_{name}.json') for kind in ('history', 'test')))
-             if path.exists()]
+    files = [path for path in (latest, best, history_path(cfg), best.with_name(f'test_{name}.json')) if path.exists()]
     if files:
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()
         for path in files:
             path.rename(folder / path.name)
-        print(f'   {best.parent} held another training of {name}: it is in {folder} now.')
+        processes.say(f'   {best.parent} held another training of {name}: it is in {folder} now.')
     of_checkpoint = Path(cfg['checkpoint']).with_name(best.name) if cfg['checkpoint'] else None
     if of_checkpoint and of_checkpoint.exists():
         with atomic_path(best) as temporary:
@@ -433,10 +491,11 @@ def resume(model, optimizers, path):
     model.history = state['history']
     restore_random_states(state['random_states'])
     progress = state['progress']
-    print(f"Going on after epoch {progress['epoch']} of {path}, best greedy BLEU-4 {progress['best_bleu4']:.3f}.")
+    processes.say(f"Going on after epoch {progress['epoch']} of {path}, best greedy BLEU-4 "
+                  f"{progress['best_bleu4']:.3f}.")
     if cfg['cosine'] and before['cosine'] and cfg['epochs'] != before['epochs']:
-        print(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the learning "
-              'rate makes a jump. Better set the number of epochs at the start.')
+        processes.say(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the "
+                      'learning rate makes a jump. Better set the number of epochs at the start.')
     return progress
 
 

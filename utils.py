@@ -68,7 +68,7 @@ def topk_accuracy(scores, targets, k):
     :param scores: (n, vocab_size) float
     :param targets: (n,) long
     :param k: how many of the best scores count
-    :return: percent, 0 to 100
+    :return: percent, 0 to 100, a 0-dim tensor
     """
     best = scores.topk(min(k, scores.size(1)), dim=1).indices
-    return (best == targets.unsqueeze(1)).any(dim=1).float().mean().item() * 100
+    return (best == targets.unsqueeze(1)).any(dim=1).float().mean() * 100

@@ -113,4 +113,32 @@ def test_loader_gives_what_the_batches_hold(dataset, workers):
     assert torch.equal(torch.get_rng_state(), state)
     assert len(found) == 3
     for b, batch in enumerate(found):
-        assert all(map(torch.equal, batch, batches[b]))
+        for one, other in zip(batch, batches[b], strict=True):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+
+
+@pytest.mark.parametrize('accumulate', [1, 3])
+@pytest.mark.parametrize('processes', [1, 4])
+def test_processes_and_parts_share_each_batch(dataset, processes, accumulate):
+    order = shuffled(dataset, 50, torch.Generator(), processes=processes)
+    shares = [Batches(dataset, order, None, rank, processes, accumulate) for rank in range(processes)]
+    steps = [[[]] for _ in shares]  # of each process: a list of parts per step
+    for own, share in zip(steps, shares, strict=True):
+        for part in (share[b] for b in range(len(share))):
+            own[-1].append(part)
+            if part.ends_step:
+                own.append([])
+        assert own.pop() == [] and len(own) == len(order)
+    for numbers, *parts in zip(order, *steps, strict=True):
+        assert len({len(own) for own in parts}) == 1  # all meet equally often
+        parts = sum(parts, [])
+        assert len(parts) == processes * min(accumulate, len(numbers) // (2 * processes))
+        assert torch.equal(torch.cat([part.numbers for part in parts]), numbers)
+        assert min(len(part.numbers) for part in parts) >= 2
+        assert {part.of_captions for part in parts} == {len(numbers)}
+        assert {part.of_words for part in parts} == {sum(int((part.caplens - 1).sum()) for part in parts)}
+
+
+def test_fewer_captions_than_processes_are_left_out(dataset):
+    order = shuffled(dataset, 39, torch.Generator(), processes=4)  # 120 = 3 * 39 + 3
+    assert [len(batch) for batch in order] == [39, 39, 39]

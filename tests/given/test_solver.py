@@ -65,7 +65,8 @@ def test_what_the_checkpoint_keeps_is_refused(name):
 
 
 @pytest.mark.parametrize(('name', 'value'), [
-    *[(name, value) for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq')
+    *[(name, value) for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq',
+                                    'accumulate', 'processes')
       for value in (0, -1, 2.0, True, '4', None)],
     *[(name, value) for name in ('workers', 'seed') for value in (-1, 0.5, False, None)],
     *[(name, value) for name in ('encoder_lr', 'decoder_lr') for value in (0, -1e-3, math.inf, math.nan, '1e-3')],
@@ -687,8 +688,8 @@ def test_fine_tuning_trains_blocks_2_to_4(tiny_cfg):
 def test_a_loss_that_is_no_number_stops_at_once(tiny_cfg, monkeypatch):
     real = solver.caption_loss
 
-    def lost(decoded, alpha_c):
-        loss, *rest = real(decoded, alpha_c)
+    def lost(*args):
+        loss, *rest = real(*args)
         return loss * math.nan, *rest
 
     monkeypatch.setattr(solver, 'caption_loss', lost)
@@ -729,8 +730,8 @@ def test_each_caption_is_seen_once_in_an_order_of_its_own(tiny_cfg, monkeypatch)
     model, dataset = small_training(tiny_cfg, attention=False)
     seen = []
     real = solver.caption_loss
-    monkeypatch.setattr(solver, 'caption_loss', lambda decoded, alpha_c: (
-        seen[-1].extend(tuple(row) + (0,) * (52 - len(row)) for row in decoded[1].tolist()), real(decoded, alpha_c))[1])
+    monkeypatch.setattr(solver, 'caption_loss', lambda decoded, *rest: (
+        seen[-1].extend(tuple(row) + (0,) * (52 - len(row)) for row in decoded[1].tolist()), real(decoded, *rest))[1])
     optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters())}
     for epoch in (1, 1, 2):
         seen.append([])

@@ -1,0 +1,39 @@
+"""Train from a command line: ``solver.train`` with any of its settings.
+
+    python train.py attention=False epochs=20 output_folder=runs/long
+    torchrun --nproc_per_node 4 train.py batch_size=512                # four GPUs of this machine
+    accelerate launch --num_machines 2 --num_processes 16 ... train.py ...
+
+Each process takes its share of every batch, so ``batch_size`` is that of all together. On several machines
+``data_folder`` and ``output_folder`` are folders that all of them see.
+"""
+
+import ast
+import sys
+
+import processes
+from solver import DEFAULTS, train
+
+
+def read_settings(words):
+    """:param words: list of 'name=value', the values as in Python; what is none there is a string"""
+    cfg = {}
+    for word in words:
+        name, equals, value = word.partition('=')
+        if not equals:
+            raise ValueError(f'{word!r} is no setting: write name=value, with the names of DEFAULTS in solver.py '
+                             f'({", ".join(DEFAULTS)})')
+        try:
+            cfg[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            cfg[name] = value
+    return cfg
+
+
+if __name__ == '__main__':
+    try:
+        train(read_settings(sys.argv[1:]))
+    except ValueError as error:
+        sys.exit(f'{error}')
+    finally:
+        processes.disconnect()
