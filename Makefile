@@ -1,16 +1,20 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs.
+# make bench: how much faster than the usual way, on this machine.
 # For instructors: make handout (folder and zip for students), make gradescope (its autograder zip).
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test handout gradescope clean
+.PHONY: demo test bench handout gradescope clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
+
+bench: $(VENV)/.ready
+	$(PY) -m benchmarks.bench
 
 handout: $(VENV)/.ready
 	$(PY) -m instructor.handout --install

@@ -99,6 +99,12 @@ def build_model(cfg, word_map, encoder=None):
                  vocab_size=len(word_map), encoder_dim=encoder.encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
     wanted = inspect.signature(kind).parameters.values()
+    options = cfg.get('decoder_options') or {}
+    own = [p.name for p in wanted if p.name not in sizes]
+    if foreign := set(options) - set(own):
+        raise ValueError(f"decoder_options has {', '.join(map(repr, sorted(foreign)))}, but {kind.__name__} takes "
+                         f"{', '.join(map(repr, own)) or 'nothing'} there")
+    sizes = {**sizes, **options}
     unknown = [p.name for p in wanted if p.name not in sizes and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
     if unknown:
         raise ValueError(f'{kind.__name__} asks for {", ".join(unknown)}; give it a default value '

@@ -228,7 +228,8 @@ def _difference(decoder, *batch):
         # any mixture of the entries will do, so long as no two are alike
         loss = sum((values * torch.sin(torch.arange(values.numel(), device=values.device)).view(values.shape)).sum()
                    for values in outputs)
-        gradients = torch.autograd.grad(loss, list(decoder.parameters()), allow_unused=True)
+        trained = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         found.append((outputs, [captions[back], torch.tensor(list(lengths))], gradients))
     (outputs, whole, gradients), (lean_outputs, lean_whole, lean_gradients) = found
 
@@ -240,7 +241,7 @@ def _difference(decoder, *batch):
     if not all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(whole, lean_whole, strict=True)):
         return 'its captions or lengths are others'
     scale = max(gradient.abs().max() for gradient in lean_gradients if gradient is not None)
-    for (name, _), one, other in zip(decoder.named_parameters(), gradients, lean_gradients, strict=True):
+    for name, one, other in zip(trained, gradients, lean_gradients, strict=True):
         if (one is None) != (other is None) or one is not None and not close(one, other, scale):
             return f'its gradient of {name} is another'
     dropped = [row_sums(given) for given in dropped]

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 import batches
 import lean
 import processes
+import word_vectors
 from beam_search import greedy_search
 from checkpoints import (
     build_model,
@@ -42,7 +43,8 @@ DEFAULTS = dict(
     data_name='shapes_5_cap_per_img_5_min_word_freq',  # base name of these files
     # model
     attention=True,                 # DecoderWithAttention, or DecoderWithRNN
-    decoder=None,                   # a class of your own in their place, such as 'my_decoder.MyDecoder'
+    decoder=None,                   # another class in their place: 'extensions.CaptionNet', 'my_decoder.MyDecoder'
+    decoder_options={},             # what that class takes besides the sizes below, such as dict(heads=4)
     encoder='resnet101',            # backbone, see encoders.load_backbone
     encoder_weights='DEFAULT',      # trained weights, None for random ones, or a file
     encoder_stride=None,            # cut the backbone at this stride
@@ -51,6 +53,9 @@ DEFAULTS = dict(
     attention_dim=512,              # length of the vectors that attention compares
     decoder_dim=512,                # length of the LSTM's states
     dropout=0.5,                    # on the hidden state, before the vocabulary layer
+    embed_dropout=0.0,              # on the word vectors, in training
+    word_vectors=None,              # trained ones: a text file of GloVe, word2vec or fastText, embed_dim numbers a word
+    tune_word_vectors=True,         # train them on, or keep them as they are
     # training
     device=None,                    # 'cuda', 'cpu', ...; None takes the GPU if there is one
     epochs=120,                     # at most
@@ -60,6 +65,9 @@ DEFAULTS = dict(
     decoder_lr=4e-4,
     cosine=False,                   # let the rates fall to 0 over the epochs along a cosine (Loshchilov 2017)
     grad_clip=5.0,                  # each gradient entry is clipped to +- this
+    weight_decay=0.0,               # of the decoder's weights (AdamW, Loshchilov 2019)
+    label_smoothing=0.0,            # share of a target that all words have in common (Szegedy et al. 2016, sec. 7)
+    teacher_forcing=1.0,            # probability of feeding the true word; (1.0, 0.7): falling over the epochs
     alpha_c=1.0,                    # weight of the doubly stochastic attention penalty
     fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
     cache_features=True,            # a frozen encoder sees each picture once; False: in every batch
@@ -76,6 +84,7 @@ DEFAULTS = dict(
     # files and output
     output_folder='runs',           # checkpoints and history go here
     checkpoint=None,                # checkpoint to go on from
+    start_from=None,                # checkpoint whose weights a new training starts from, to fine-tune the encoder
     print_freq=10,                  # batches between two updates of the progress bar's figures
 )
 DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BLEU-4
@@ -117,9 +126,15 @@ def check_settings(cfg):
         require(name, (int, float), lambda v: 0 < v < math.inf, 'a number above 0')
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
     require('alpha_c', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
-    require('dropout', (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
+    for name in ('dropout', 'embed_dropout', 'label_smoothing'):
+        require(name, (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
+    require('weight_decay', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
+    require('teacher_forcing', (int, float, tuple, list), lambda v: all(
+        isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p <= 1 for p in of_epochs(v))
+        and len(of_epochs(v)) == 2, 'a number from 0 to 1, or two: in the first and in the last epoch')
+    require('decoder_options', dict, lambda v: all(isinstance(key, str) for key in v), 'a dict')
     for name in ('attention', 'fine_tune_encoder', 'cache_features', 'hold_features', 'cosine', 'lean', 'flip',
-                 'bucket', 'compile'):
+                 'bucket', 'compile', 'tune_word_vectors'):
         require(name, bool, lambda v: True, 'True or False')
     for name in ('by_picture', 'bf16'):
         require(name, (bool, type(None)), lambda v: True, 'True, False or None')
@@ -131,7 +146,7 @@ def check_settings(cfg):
     require('data_name', str, lambda v: True, "the files' base name")
     require('encoder', (str, type(None)), lambda v: True, 'a name')
     require('decoder', (str, type(None)), lambda v: True, "None, or a class of your own like 'my_decoder.MyDecoder'")
-    for name in ('encoder_weights', 'checkpoint'):
+    for name in ('encoder_weights', 'checkpoint', 'start_from', 'word_vectors'):
         require(name, (str, Path, type(None)), lambda v: True, 'a file, or None')
         cfg[name] = cfg[name] and str(cfg[name])
     cfg['device'] = str(cfg['device'] or ('cuda' if torch.cuda.is_available() else 'cpu'))
@@ -141,6 +156,11 @@ def check_settings(cfg):
         raise ValueError(f"setting 'device' is {cfg['device']!r}, which this machine does not have: "
                          f'{str(error).splitlines()[0]}') from error
     return cfg
+
+
+def of_epochs(setting):
+    """A setting that may change from the first to the last epoch: both values."""
+    return tuple(setting) if isinstance(setting, (tuple, list)) else (setting, setting)
 
 
 def train(cfg, encoder=None):
@@ -167,10 +187,20 @@ def train(cfg, encoder=None):
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
+    check_decoder(model)
+    if cfg['start_from']:
+        start_from(model, cfg['start_from'])
+    elif cfg['word_vectors']:
+        found = word_vectors.load(model.decoder.embedding, cfg['word_vectors'], word_map)
+        processes.say(f"{cfg['word_vectors']} has {found} of the {len(word_map)} words; the others start at random.")
+    if not cfg['tune_word_vectors']:
+        model.decoder.embedding.requires_grad_(False)
     for module in (model.encoder, model.decoder):
         processes.same_weights(module)
     fused = torch.device(cfg['device']).type in ('cpu', 'cuda')  # one kernel for all parameters
-    optimizers = {'decoder': torch.optim.Adam(model.decoder.parameters(), lr=cfg['decoder_lr'], fused=fused)}
+    decoder_weights = [p for p in model.decoder.parameters() if p.requires_grad]
+    optimizers = {'decoder': torch.optim.AdamW(decoder_weights, lr=cfg['decoder_lr'], fused=fused,
+                                               weight_decay=cfg['weight_decay'])}
     if cfg['fine_tune_encoder']:
         open_layers = [p for p in model.encoder.parameters() if p.requires_grad]
         optimizers['encoder'] = torch.optim.Adam(open_layers, lr=cfg['encoder_lr'], fused=fused)
@@ -184,6 +214,9 @@ def train(cfg, encoder=None):
     if cfg['compile'] and train_data.key == 'images':
         compile_encoder(model, train_data)
     processes.share_batch_norm(model.decoder)
+    if cfg['embed_dropout']:
+        model.decoder.embedding.register_forward_hook(
+            lambda module, _, vectors: nn.functional.dropout(vectors, cfg['embed_dropout'], module.training))
     latest, best = checkpoint_paths(cfg)
     best.parent.mkdir(parents=True, exist_ok=True)
     # going on in the folder of the checkpoint, its files are this training's own
@@ -248,8 +281,26 @@ def train_in_processes(cfg, encoder=None):
     return json.loads(history_path(checked).read_text())
 
 
+def check_decoder(model):
+    """:raises ValueError: settings for a part that this decoder does not have"""
+    cfg, kind = model.settings, type(model.decoder)
+    if of_epochs(cfg['teacher_forcing']) != (1, 1) and not hasattr(kind, 'teacher_forcing'):
+        raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
+                         'the true words: leave it at 1.0, or take a decoder that has scheduled sampling, as '
+                         'extensions.DecoderWithBahdanauAttention')
+    asks = [name for name in ('embed_dropout', 'word_vectors', 'tune_word_vectors') if cfg[name] != DEFAULTS[name]]
+    if asks and not isinstance(getattr(model.decoder, 'embedding', None), nn.Embedding):
+        raise ValueError(f'setting {asks[0]!r} is {cfg[asks[0]]!r}, but {kind.__name__} has no nn.Embedding under the '
+                         "name 'embedding'")
+
+
 def use_lean(model, dataset):
-    """Train by ``lean.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions."""
+    """Train by ``lean.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions.
+
+    Decoders of other files are trained as they are.
+    """
+    if model.settings['decoder']:
+        return
     few = batches.Batches(dataset, [torch.arange(min(8, len(dataset)))])[0]
     with torch.no_grad():
         encoder_out = encode(model, few.images)
@@ -290,10 +341,13 @@ def train_epoch(model, dataset, optimizers, epoch):
     order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
     flip = batches.mirrored(dataset, model.word_map, generator) if cfg['flip'] else None
     parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'])
+    first, last = of_epochs(cfg['teacher_forcing'])
+    model.decoder.teacher_forcing = first + (last - first) * (epoch - 1) / max(cfg['epochs'] - 1, 1)
     losses, top5, step = AverageMeter(), AverageMeter(), 0
     bar = processes.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for batch in bar:
-        loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'], batch.of_words, batch.of_captions)
+        loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'], batch.of_words, batch.of_captions,
+                                            cfg['label_smoothing'])
         loss.backward()
         losses.update(loss.detach() * batch.of_words / words, words)
         top5.update(correct, words)
@@ -326,7 +380,7 @@ def averages(**meters):
     return {name: sum(own[name][0] for own in found) / sum(own[name][1] for own in found) for name in meters}
 
 
-def caption_loss(decoded, alpha_c, of_words=None, of_captions=None):
+def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smoothing=0.0):
     """Cross-entropy per word, plus the doubly stochastic penalty if the decoder attends.
 
     L = -log p(y | x) + alpha_c * sum over pixels of (1 - sum over words of alpha)^2
@@ -336,6 +390,7 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None):
     :param alpha_c: weight of the penalty
     :param of_words, of_captions: where this is a part of a batch: words and captions of the whole of it. The losses of
         the parts add up to that of the whole
+    :param label_smoothing: share of each target that is spread over all words
     :return: loss, top-5 accuracy in percent (0-dim tensors), number of words
     """
     scores, captions, decode_lengths, *alphas, _ = decoded
@@ -343,7 +398,8 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None):
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
     scores = packed(scores, decode_lengths).data
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
-    loss = nn.functional.cross_entropy(scores, targets, reduction='sum') / (of_words or len(targets))
+    loss = nn.functional.cross_entropy(scores, targets, reduction='sum', label_smoothing=label_smoothing)
+    loss = loss / (of_words or len(targets))
     for alpha in alphas:
         # the mean over the pixels, and over all captions
         loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean(dim=1).sum() / (of_captions or len(captions))
@@ -469,6 +525,23 @@ def set_aside(cfg):
             shutil.copyfile(of_checkpoint, temporary)
 
 
+def start_from(model, path):
+    """Take the weights of a checkpoint, and nothing else, into a model that may go on to train its encoder.
+
+    :raises ValueError: a checkpoint of another vocabulary, model or encoder
+    """
+    state = read_checkpoint(path)
+    check_vocabulary(model, state, path)
+    restore_model(model, state, path)
+    best = max((epoch['val_greedy_bleu4'] for epoch in state['history']), default=math.nan)
+    processes.say(f'Starting from the weights of {path}; its best greedy BLEU-4 on validation was {best:.3f}.')
+
+
+def check_vocabulary(model, state, path):
+    if state['word_map'] != model.word_map:
+        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
+
+
 def resume(model, optimizers, path):
     """Load a checkpoint into model and optimizers, the random states and the history.
 
@@ -479,8 +552,7 @@ def resume(model, optimizers, path):
     """
     state = read_checkpoint(path)
     cfg, before = model.settings, {**DEFAULTS, **state['settings']}
-    if state['word_map'] != model.word_map:
-        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
+    check_vocabulary(model, state, path)
     restore_model(model, state, path)
     for name, optimizer in optimizers.items():
         if name in state['optimizers']:

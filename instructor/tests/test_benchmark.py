@@ -1,10 +1,13 @@
 """What the benchmark calls the usual way computes the same as the lab, only slower; and the table comes out."""
 
+import functools
+import json
+
 import pytest
 import torch
 
 from beam_search import beam_search
-from instructor import benchmark, textbook
+from benchmarks import bench, textbook
 
 SIZES = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
 WORD_MAP = {'<pad>': 0, **{f'w{i}': i for i in range(1, 10)}, '<unk>': 10, '<start>': 11, '<end>': 12}
@@ -48,19 +51,40 @@ def test_textbook_search(models, attends, beam_size):
     assert compared >= 6
 
 
-def test_table(models, monkeypatch, capsys):
-    monkeypatch.setattr(benchmark, 'SIZES', SIZES)
-    in_turns = benchmark.in_turns
-    monkeypatch.setattr(benchmark, 'in_turns', lambda *functions, rounds=0: in_turns(*functions, rounds=1, repeats=1))
-    monkeypatch.setattr('sys.argv', ['benchmark', 'training', 'matrix_rate'])
-    benchmark.main()
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith('|')]
-    assert len(rows) == 2 + 7 + 1 and {line.count('|') for line in rows} == {5}
+@pytest.mark.parametrize('part', list(bench.PARTS))
+def test_table(monkeypatch, tmp_path, capsys, part):
+    monkeypatch.setattr(bench, 'SIZES', {**SIZES, 'encoder_dim': 2048 if part == 'encoding' else 6})
+    monkeypatch.setattr(bench, 'ATTENTION_DIM', 9)
+    in_turns = bench.Machine.in_turns
+    monkeypatch.setattr(bench.Machine, 'in_turns', lambda self, *functions, rounds=0, repeats=0:
+                        in_turns(self, *functions, rounds=1, repeats=1))
+    if part in ('encoding', 'preparing'):
+        monkeypatch.setitem(bench.PARTS, part, functools.partial(bench.PARTS[part], pictures=2))
+    monkeypatch.setattr('sys.argv', ['bench', part, f'--output-folder={tmp_path}'])
+    bench.main()
+    written = json.loads((tmp_path / 'bench.json').read_text())
+    table = (tmp_path / 'bench.md').read_text()
+    assert table in capsys.readouterr().out
+    rows = table.splitlines()[2:]
+    assert len(rows) == len(written['rows']) == dict(preparing=1, encoding=5, training=11, searching=6)[part]
+    for row, line in zip(written['rows'], rows, strict=True):
+        assert row['ours'] > 0 and line.count('|') == 7
+        if row['usual']:
+            assert f"**{row['ours'] / row['usual']:.1f}**" in line
+            assert row['usual_mb'] >= 0 and row['ours_mb'] >= 0
+    if part == 'training':
+        assert 0 < written['rows'][-1]['share'] < 1
+        assert written['hours_of_ten_epochs_of_coco']['ours'] > 0
+
+
+def test_peak_memory():
+    machine = bench.Machine('cpu')
+    assert machine.peak(lambda: torch.ones(50_000_000)) == pytest.approx(200, rel=0.1)
+    assert machine.peak(lambda: None) < 5
 
 
 def test_unknown_part(monkeypatch, capsys):
-    monkeypatch.setattr('sys.argv', ['benchmark', 'everything'])
+    monkeypatch.setattr('sys.argv', ['bench', 'everything'])
     with pytest.raises(SystemExit):
-        benchmark.main()
-    assert 'unknown part everything; known are training, ' in capsys.readouterr().err
+        bench.main()
+    assert 'unknown part everything; known are preparing, ' in capsys.readouterr().err

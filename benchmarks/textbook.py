@@ -1,4 +1,4 @@
-"""The lab the usual way, as tutorials write it: what ``instructor.benchmark`` measures the lab's own ways against.
+"""The lab the usual way, as tutorials write it: what ``benchmarks.bench`` measures the lab's own ways against.
 
 The encoder sees the picture of every caption; attention keys are computed at every word; the vocabulary layer runs once
 per step into a large tensor of zeros; search takes one image at a time.
@@ -23,13 +23,14 @@ def forward(decoder, encoder_out, encoded_captions, caption_lengths):
     """Teacher forcing, everything in the loop; returns what the decoder's ``forward`` returns."""
     attends = hasattr(decoder, 'attention')
     encoder_out = encoder_out.flatten(1, -2)
-    caption_lengths, sort_ind = caption_lengths.flatten().sort(dim=0, descending=True)
+    caption_lengths, sort_ind = caption_lengths.to(encoder_out.device).flatten().sort(dim=0, descending=True)
     encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
     lengths = (caption_lengths - 1).tolist()
     embeddings = decoder.embedding(encoded_captions)
     h, c = decoder.init_hidden_state(encoder_out)
-    predictions = torch.zeros(len(lengths), max(lengths), decoder.vocab_size)
-    alphas = torch.zeros(len(lengths), max(lengths), encoder_out.shape[1])
+    device = encoder_out.device
+    predictions = torch.zeros(len(lengths), max(lengths), decoder.vocab_size, device=device)
+    alphas = torch.zeros(len(lengths), max(lengths), encoder_out.shape[1], device=device)
     for t in range(max(lengths)):
         n = sum(length > t for length in lengths)
         if attends:
@@ -51,8 +52,8 @@ def beam_search(decoder, encoder_out, word_map, beam_size, max_len=50):
     k, end, vocab_size = beam_size, word_map['<end>'], len(word_map)
     encoder_out = encoder_out.expand(k, *encoder_out.shape[1:])
     h, c = decoder.init_hidden_state(encoder_out)
-    words = torch.full((k,), word_map['<start>'])
-    sequences, total = words.unsqueeze(1), torch.zeros(k, 1)
+    words = torch.full((k,), word_map['<start>'], device=encoder_out.device)
+    sequences, total = words.unsqueeze(1), torch.zeros(k, 1, device=encoder_out.device)
     complete = []
     for step in range(max_len):
         embeddings = decoder.embedding(words)

@@ -1,0 +1,391 @@
+"""How much faster than the usual way: ``make bench``, or ``python -m benchmarks.bench``.
+
+Sizes are those of the original lab on COCO (256 x 256 pictures, ResNet-101, 512 throughout, 9,490 words, 80 captions a
+batch); weights and features are random, captions as long as COCO's. Both ways are timed in turns in one run, the best
+time of each counts, and the table says their ratio. It is left as Markdown and as JSON.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from tqdm import tqdm
+
+import lean
+from beam_search import beam_search
+from benchmarks import textbook
+from instructor.assemble import ROOT
+from solver import caption_loss
+from utils import atomic_path
+
+SIZES = dict(embed_dim=512, decoder_dim=512, vocab_size=9490, encoder_dim=2048)
+ATTENTION_DIM, CAPTIONS, PER_PICTURE, WORDS, BUCKETS = 512, 80, 5, 11, 4
+COCO_CAPTIONS = 566_435  # of the 113,287 training pictures
+KINDS = 'soft attention', 'plain LSTM'
+
+
+class Machine:
+    """Where it runs: what a call takes there, in seconds and in memory.
+
+    :param device: 'cpu' or 'cuda'
+    """
+
+    def __init__(self, device):
+        self.device = torch.device(device)
+        self.cuda = self.device.type == 'cuda'
+
+    def precision(self):
+        """Of the lab's own way: half where ``bf16`` is the default."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda)
+
+    def compiled(self, function):
+        return torch.compile(function) if self.cuda else function
+
+    def seconds(self, function):
+        self.wait()
+        start = time.perf_counter()
+        function()
+        self.wait()
+        return time.perf_counter() - start
+
+    def wait(self):
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def in_turns(self, *functions, rounds=3, repeats=3):
+        """The best time of each; in a turn it runs some times on end, as it does in a training."""
+        times = [[min(self.seconds(function) for _ in range(repeats)) for function in functions]
+                 for _ in range(rounds)]
+        return [min(column) for column in zip(*times, strict=True)]
+
+    def peak(self, function):
+        """Memory that a call takes at its peak, on top of what was there before, in MB; None: it can't be known."""
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            function()
+            return (torch.cuda.max_memory_allocated() - before) / 1e6
+        if platform.system() != 'Linux':
+            return None
+        with contextlib.suppress(OSError, AttributeError):  # another C library: what was freed may not be given back
+            ctypes.CDLL('libc.so.6').malloc_trim(0)
+        Path('/proc/self/clear_refs').write_text('5')  # the peak is what there is now
+        before = _high_water_mark()
+        function()
+        return _high_water_mark() - before
+
+    def row(self, what, unit, usual, ours, rounds=3, repeats=3, memory=True):
+        """A row of the table.
+
+        :param usual, ours: (function, how many units it does); ``usual`` may be None
+        """
+        both = [way for way in (usual, ours) if way]
+        times = self.in_turns(*(function for function, _ in both), rounds=rounds, repeats=repeats)
+        rates = [count / seconds for seconds, (_, count) in zip(times, both, strict=True)]
+        peaks = [self.peak(function) if memory else None for function, _ in both]
+        if not usual:
+            rates, peaks = [None, *rates], [None, *peaks]
+        return dict(what=what, unit=unit, usual=rates[0], ours=rates[1], usual_mb=peaks[0], ours_mb=peaks[1])
+
+
+def _high_water_mark():
+    line, = (line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM'))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+class Setting:
+    """A decoder with random weights, and a batch of pictures' grids and captions."""
+
+    def __init__(self, models, machine, kind, cells, pictures=CAPTIONS // PER_PICTURE):
+        torch.manual_seed(0)
+        self.machine = machine
+        decoder = (models.DecoderWithRNN(**SIZES) if kind == 'plain LSTM' else
+                   models.DecoderWithAttention(**SIZES, attention_dim=ATTENTION_DIM))
+        self.decoder = decoder.to(machine.device)
+        self.pictures = torch.randn(pictures, cells, SIZES['encoder_dim']).relu().to(machine.device)
+        self.image_of = torch.arange(pictures, device=machine.device).repeat_interleave(PER_PICTURE)
+        count = len(self.image_of)
+        # COCO's captions: 10.5 words on average, standard deviation 2.4; <start> and <end> on top
+        lengths = (torch.randn(BUCKETS, count) * 2.4 + 10.5).round().clamp(6, 40).long() + 2
+        self.lengths, self.buckets = lengths[0], lengths.flatten().sort().values.view(BUCKETS, count)
+        self.captions = torch.randint(1, SIZES['vocab_size'] - 4, (count, 52)).to(machine.device)
+        parameters = list(self.decoder.parameters())
+        self.plain_adam = torch.optim.Adam(parameters, lr=4e-4)
+        self.fused_adam = torch.optim.Adam(parameters, lr=4e-4, fused=True)
+
+    def update(self, decoded, *optimizers):
+        loss, *_ = caption_loss(decoded, 1.0)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            torch.nn.utils.clip_grad_value_(optimizer.param_groups[0]['params'], 5.0)
+            optimizer.step()
+
+    def textbook_forward(self, grids):
+        return textbook.forward(self.decoder, grids, self.captions, self.lengths)
+
+    def lean_forward(self, grids):
+        with self.machine.precision():
+            return lean.lean_forward(self.decoder, grids, self.captions, self.lengths, self.image_of)
+
+    def textbook_step(self):
+        self.update(self.textbook_forward(self.pictures[self.image_of]), self.plain_adam)
+
+    def lean_step(self):
+        """All captions of a picture are in the batch."""
+        self.update(self.lean_forward(self.pictures), self.fused_adam)
+
+    def bucketed_steps(self):
+        """No two captions of the batch share a picture, all are of like length; as many steps as there are buckets."""
+        for lengths in self.buckets:
+            with self.machine.precision():
+                decoded = lean.lean_forward(self.decoder, self.pictures[self.image_of], self.captions, lengths)
+            self.update(decoded, self.fused_adam)
+
+
+def training(models, machine):
+    """Steps of both decoders, and the share of the machine's own matrix-product rate."""
+    for kind in KINDS:
+        for cells in (64, 196):
+            setting = Setting(models, machine, kind, cells)
+            usual = setting.textbook_step, CAPTIONS
+            yield machine.row(f'training step, {kind}, {cells} cells, `by_picture`', 'captions', usual,
+                              (setting.lean_step, CAPTIONS))
+            yield machine.row('the same, `bucket` instead', 'captions', usual,
+                              (setting.bucketed_steps, BUCKETS * CAPTIONS))
+        native = Setting(models, machine, kind, 64)
+        yield machine.row(f'training step, {kind}, 196 cells (8 × 8 pooled up to 14 × 14) against the native 64',
+                          'captions', usual, (native.lean_step, CAPTIONS))
+    setting = Setting(models, machine, 'soft attention', 64)
+    with machine.precision():
+        a, b = (torch.randn(2048, 2048, device=machine.device) for _ in range(2))
+
+        def product():
+            with machine.precision():
+                return a @ b
+
+        step, of_machine = machine.in_turns(setting.lean_step, product)
+    e, d, v, m = (SIZES[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
+    words, pictures, cells = int((setting.lengths - 1).sum()), len(setting.pictures), 64
+    # multiplications: forward, gradient of the weights, gradient of the input (which the pictures do not need)
+    per_word = (3 * (d * (ATTENTION_DIM + e + 4 * d) + e * 4 * d + m * 4 * d + d * v)
+                + 2 * 2 * cells * e + 4 * cells * ATTENTION_DIM)
+    rate = 2 * (words * per_word + 2 * pictures * cells * e * ATTENTION_DIM) / step / 1e9
+    limit = 2 * 2048 ** 3 / of_machine / 1e9
+    yield dict(what=f"the attention step's matrix products, of the {limit:,.0f} GFLOP/s that the machine has "
+                    f'(2048 × 2048): {rate / limit:.0%}', unit='GFLOP', usual=None, ours=rate, usual_mb=None,
+               ours_mb=None, share=rate / limit)
+
+
+def encoding(models, machine, pictures=8):
+    """ResNet-101, an epoch with it frozen and fine-tuned, and the latency of a single caption."""
+    usual, native = (Setting(models, machine, 'soft attention', cells, pictures) for cells in (196, 64))
+    pooled_up = models.Encoder('resnet101', 14, weights=None).to(machine.device)
+    encoder = models.Encoder('resnet101', None, weights=None).to(machine.device)
+    images = torch.randint(0, 256, (pictures, 3, 256, 256), dtype=torch.uint8).to(machine.device)
+    grid_of = machine.compiled(encoder.native_grid)
+
+    def encode_per_caption():
+        with torch.no_grad():
+            return torch.cat([pooled_up(images[part]) for part in usual.image_of.split(16)])
+
+    def encode_once():
+        with torch.inference_mode(), machine.precision():
+            return grid_of(images)
+
+    def usual_frozen():
+        usual.update(usual.textbook_forward(encode_per_caption()), usual.plain_adam)
+
+    def first_epoch():
+        native.update(native.lean_forward(encode_once().float().clone()), native.fused_adam)
+
+    yield machine.row('ResNet-101 over the pictures: once per caption and pooled up, against once', 'pictures',
+                      (encode_per_caption, pictures), (encode_once, pictures), rounds=2, repeats=1)
+    yield machine.row('an epoch, encoder frozen: the same and training, against training on kept features', 'pictures',
+                      (usual_frozen, pictures), (native.lean_step, pictures), rounds=2, repeats=2)
+    yield machine.row('the first epoch, which makes these features', 'pictures', (usual_frozen, pictures),
+                      (first_epoch, pictures), rounds=1, repeats=1)
+
+    for module in (pooled_up, encoder):
+        module.fine_tune(True)
+        module.train()
+    open_layers = [[p for p in module.parameters() if p.requires_grad] for module in (pooled_up, encoder)]
+    plain = torch.optim.Adam(open_layers[0], lr=1e-4)
+    fused = torch.optim.Adam(open_layers[1], lr=1e-4, fused=True)
+
+    def usual_tuned():
+        usual.update(usual.textbook_forward(pooled_up(images[usual.image_of])), usual.plain_adam, plain)
+
+    def tuned():
+        with machine.precision():
+            grids = grid_of(images)
+        native.update(native.lean_forward(grids), native.fused_adam, fused)
+
+    yield machine.row('an epoch, encoder fine-tuned: it runs once per caption, against once per picture', 'pictures',
+                      (usual_tuned, pictures), (tuned, pictures), rounds=1, repeats=2)
+
+    for setting, module in ((usual, pooled_up), (native, encoder)):
+        module.fine_tune(False)
+        never_ending(setting.decoder)
+        module.eval()
+
+    def usual_caption():
+        with torch.no_grad():
+            textbook.beam_search(usual.decoder, pooled_up(images[:1]).flatten(1, 2), word_map(), 5, WORDS)
+
+    def caption():
+        with torch.no_grad():
+            beam_search(native.decoder, encoder(images[:1]), word_map(), 5, WORDS)
+
+    yield machine.row('one caption, beam 5, encoder included', 'captions', (usual_caption, 1), (caption, 1))
+
+
+def word_map():
+    v = SIZES['vocab_size']
+    return {'<pad>': 0, **{f'w{i}': i for i in range(1, v - 3)}, '<unk>': v - 3, '<start>': v - 2, '<end>': v - 1}
+
+
+def never_ending(decoder):
+    """Random weights know no end; so that all captions have WORDS words, there is none."""
+    decoder.eval()
+    with torch.no_grad():
+        decoder.fc.bias[-1] = -1e9
+
+
+def searching(models, machine, pictures=32):
+    for kind in KINDS:
+        setting = Setting(models, machine, kind, 64, pictures)
+        never_ending(setting.decoder)
+        for beam_size in (1, 3, 5):
+            def usual(setting=setting, beam_size=beam_size):
+                for i in range(2):  # of the pictures; each five times, once per caption
+                    for _ in range(PER_PICTURE):
+                        textbook.beam_search(setting.decoder, setting.pictures[i:i + 1], word_map(), beam_size, WORDS)
+
+            def ours(setting=setting, beam_size=beam_size):
+                beam_search(setting.decoder, setting.pictures, word_map(), beam_size, WORDS)
+
+            yield machine.row(f'BLEU pass, beam {beam_size}, {kind}: one picture at a time, five times each, against '
+                              f'{pictures} at once', 'pictures', (usual, 2), (ours, pictures), rounds=2, repeats=2)
+
+
+def preparing(_, machine, pictures=4000):
+    """640 x 480 JPEGs to HDF5."""
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        rng = np.random.default_rng(0)
+        coarse = rng.integers(0, 256, (pictures, 30, 40, 3), dtype=np.uint8)
+        entries = []
+        for i, pixels in enumerate(coarse):
+            Image.fromarray(pixels).resize((640, 480), Image.Resampling.BICUBIC).save(folder / f'{i}.jpg', quality=90)
+            entries.append(dict(filename=f'{i}.jpg', split='train', sentences=[dict(tokens=['a', 'picture'])] * 5))
+        (folder / 'set.json').write_text(json.dumps(dict(images=entries)))
+        peaks = []
+
+        def usual():
+            with h5py.File(folder / 'usual.hdf5', 'w') as file:
+                images = file.create_dataset('images', (pictures, 3, 256, 256), dtype='uint8')
+                for i in range(pictures):
+                    image = Image.open(folder / f'{i}.jpg').convert('RGB').resize((256, 256), Image.Resampling.BICUBIC)
+                    image = np.asarray(image).transpose(2, 0, 1)
+                    assert image.shape == (3, 256, 256) and np.max(image) <= 255
+                    images[i] = image
+
+        def ours():
+            with tempfile.TemporaryDirectory() as output:
+                command = [sys.executable, 'create_input_files.py', '--dataset=set', '--min-word-freq=1',
+                           f'--karpathy-json-path={folder / "set.json"}', f'--image-folder={folder}',
+                           f'--output-folder={output}']
+                with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+                    peaks.append(watch(process))
+                    if process.returncode:
+                        raise RuntimeError(process.stderr.read().decode())
+
+        row = machine.row('preparation of 640 × 480 JPEGs; memory of all processes together', 'pictures',
+                          (usual, pictures), (ours, pictures), rounds=1, repeats=2, memory=False)
+        yield {**row, 'usual_mb': Machine('cpu').peak(usual), 'ours_mb': max(peaks)}
+
+
+def watch(process):
+    """Wait for a process; the memory that it and its children took together at their peak, in MB."""
+    peak, parent = 0, psutil.Process(process.pid)
+    while process.poll() is None:
+        total = 0
+        for one in [parent, *_children(parent)]:
+            with contextlib.suppress(psutil.Error):
+                total += one.memory_info().rss
+        peak = max(peak, total)
+        time.sleep(0.05)
+    return peak / 1e6
+
+
+def _children(parent):
+    with contextlib.suppress(psutil.Error):
+        return parent.children(recursive=True)
+    return []
+
+
+PARTS = dict(preparing=preparing, encoding=encoding, training=training, searching=searching)
+
+
+def markdown(rows):
+    def figure(value, pattern):
+        return '' if value is None else pattern.format(value)
+
+    lines = ['| | the usual way | here | times faster | MB, usual | MB, here |', '|:---|---:|---:|---:|---:|---:|']
+    for row in rows:
+        usual, ours = (figure(row[way], '{:.3g} ' + row['unit'] + '/s') for way in ('usual', 'ours'))
+        ratio = figure(row['usual'] and row['ours'] / row['usual'], '**{:.1f}**')
+        lines.append(f"| {row['what']} | {usual} | {ours} | {ratio} | {figure(row['usual_mb'], '{:,.0f}')} | "
+                     f"{figure(row['ours_mb'], '{:,.0f}')} |")
+    return '\n'.join(lines) + '\n'
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('parts', nargs='*', metavar='PART', help=f"{', '.join(PARTS)}; default: all")
+    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'], help='cuda: with bf16 and torch.compile')
+    parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
+    args = parser.parse_args()
+    chosen = args.parts or list(PARTS)
+    unknown = set(chosen) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        parser.error('there is no GPU here that torch can use')
+    machine, rows = Machine(args.device), []
+    with tempfile.TemporaryDirectory() as folder:
+        models = textbook.reference_models(folder)
+        for part in tqdm(chosen, desc='benchmark', unit='part'):
+            for row in PARTS[part](models, machine):
+                rows.append(row)
+                tqdm.write(markdown([row]).splitlines()[-1])
+    about = dict(torch=torch.__version__, threads=torch.get_num_threads(), device=args.device,
+                 gpu=torch.cuda.get_device_name() if machine.cuda else None)
+    for row in rows:
+        if row['what'].startswith('training step, soft attention, 64 cells'):
+            about['hours_of_ten_epochs_of_coco'] = {
+                way: None if row[way] is None else round(10 * COCO_CAPTIONS / row[way] / 3600, 2)
+                for way in ('usual', 'ours')}
+    for name, text in (('bench.md', markdown(rows)), ('bench.json', json.dumps(dict(about, rows=rows), indent=1))):
+        with atomic_path(args.output_folder / name) as path:
+            path.write_text(text, encoding='utf-8')
+    print(f"\n{', '.join(f'{name} {value}' for name, value in about.items() if value)}\n\n{markdown(rows)}")
+    print(f"The table is in {args.output_folder / 'bench.md'} and, with all digits, in bench.json beside it.")
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,506 @@
+"""Decoders beyond the lab's two, each after its paper: ideas for your own improvement, and to compare with.
+
+The notebooks train any of them, by ``decoder`` in the settings:
+
+==============================================  =====================================================================
+'extensions.DecoderWithAdaptiveAttention'       a visual sentinel: when to look, and where (Lu et al. 2017)
+'extensions.DecoderWithSpatialAttention'        the same without the sentinel
+'extensions.DecoderWithBahdanauAttention'       gated additive attention with ELU, scheduled sampling
+'extensions.CaptionNet'                         scaled dot-product attention, one head or more, deep output
+'extensions.DecoderWithCell'                    the plain decoder with an RNN, GRU or LSTM cell
+==============================================  =====================================================================
+
+Options of a class go into ``decoder_options``, such as ``dict(heads=4)``. Sizes in the shapes below are called as in
+``models.py``; ``steps`` is the number of words to predict in the longest caption of the batch.
+
+Each class has what beam search and training ask for: ``start``, ``step`` and ``forward`` as in ``models.py``, and
+``one_step``, which is the paper's equations.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from models import Encoder, flatten_pixels, init_word_layers
+
+
+def longest_first(encoder_out, encoded_captions, caption_lengths):
+    """Sort a batch as packed sequences want it.
+
+    :return: encoder_out and captions in that order, decode lengths (list), sort indices
+    """
+    lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
+    sort_ind = sort_ind.to(encoder_out.device)
+    return encoder_out[sort_ind], encoded_captions[sort_ind], (lengths - 1).tolist(), sort_ind
+
+
+def running(decode_lengths, device):
+    """:return: (batch_size, steps) bool: whether a caption still has a word to predict at a step"""
+    lengths = torch.tensor(decode_lengths, device=device)
+    return torch.arange(max(decode_lengths), device=device) < lengths.unsqueeze(1)
+
+
+# --- Adaptive attention: when to look ---
+
+
+class DecoderWithSpatialAttention(nn.Module):
+    """The spatial attention model of *Knowing When to Look* (Lu et al. 2017, arXiv 1612.01887), sec. 2.2.
+
+    The *new* hidden state looks (in *Show, Attend and Tell* the old one does), and what it sees goes into the word's
+    score, not into the LSTM:
+
+        v_i = ReLU(W_a a_i),  v_g = ReLU(W_b mean(a)),  x_t = [w_t; v_g]          (eqs. 14, 15)
+        h_t, m_t = LSTM(x_t, h_{t-1}, m_{t-1})                                    (eq. 5)
+        z_t = w_h^T tanh(W_v V + W_g h_t),  alpha_t = softmax(z_t)                (eqs. 6, 7)
+        c_t = sum over i of alpha_ti v_ti                                         (eq. 8)
+        p = softmax(W_p (c_t + h_t))                                              (eq. 4 and fig. 4)
+
+    Since c_t does not come back into the LSTM, ``forward`` runs the LSTM over all words in one call, and attention over
+    all steps at once. The attention's width is ``attention_dim``; the paper's code has the number of cells there, which
+    ties the weights to one size of grid.
+
+    :param attention_dim: length of the vectors that are compared
+    :param embed_dim: length of a word vector
+    :param decoder_dim: length of h, m, v_i and of the sentinel
+    :param vocab_size: number of words
+    :param encoder_dim: channels of the encoder's grid
+    :param dropout: probability of dropping an entry of c_t + h_t
+    """
+
+    def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, embed_dim)
+        self.W_a = nn.Linear(encoder_dim, decoder_dim)
+        self.W_b = nn.Linear(encoder_dim, embed_dim)
+        self.decode_step = nn.LSTMCell(2 * embed_dim, decoder_dim)
+        self.W_v = nn.Linear(decoder_dim, attention_dim, bias=False)
+        self.W_g = nn.Linear(decoder_dim, attention_dim, bias=False)
+        self.w_h = nn.Linear(attention_dim, 1, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(decoder_dim, vocab_size)
+        init_word_layers(self)
+
+    def look(self, encoder_out):
+        """The picture, as the decoder uses it at every word.
+
+        :param encoder_out: (batch_size, num_pixels, encoder_dim)
+        :return: V (batch_size, num_pixels, decoder_dim), W_v V (batch_size, num_pixels, attention_dim),
+            v_g (batch_size, embed_dim)
+        """
+        V = F.relu(self.W_a(encoder_out))
+        v_g = F.relu(self.W_b(encoder_out.mean(dim=1)))
+        return V, self.W_v(V), v_g
+
+    def attend(self, V, keys, h, x, h_before, tanh_m):
+        """
+        :param V: (batch_size, num_pixels, decoder_dim); ``keys``: W_v V (batch_size, num_pixels, attention_dim)
+        :param h, h_before, tanh_m: (batch_size, ..., decoder_dim) new and old hidden state, tanh of the new cell state;
+            in between a dimension of steps, or none
+        :param x: (batch_size, ..., 2 embed_dim) the LSTM's input
+        :return: c_t (batch_size, ..., decoder_dim), alpha (batch_size, ..., num_pixels)
+        """
+        z = self.score(keys, h)
+        alpha = z.softmax(dim=-1)
+        return weighted_sum(alpha, V), alpha
+
+    def score(self, keys, h):
+        """z_t = w_h^T tanh(W_v V + W_g h_t), eq. 6: (batch_size, ..., num_pixels)"""
+        keys = keys.view(len(keys), *[1] * (h.dim() - 2), *keys.shape[1:])  # the same at each step
+        return self.w_h(torch.tanh(keys + self.W_g(h).unsqueeze(-2))).squeeze(-1)
+
+    def one_step(self, embeddings, V, keys, v_g, h, m):
+        """Read one word, look, score the next.
+
+        :param embeddings: (batch_size, embed_dim); ``h``, ``m``: (batch_size, decoder_dim) the old state
+        :return: predictions (batch_size, vocab_size), alpha (batch_size, num_pixels), new h, new m
+        """
+        x = torch.cat([embeddings, v_g], dim=1)
+        h_before = h
+        h, m = self.decode_step(x, (h, m))
+        c, alpha = self.attend(V, keys, h, x, h_before, torch.tanh(m))
+        return self.fc(self.dropout(c + h)), alpha, h, m
+
+    def forward(self, encoder_out, encoded_captions, caption_lengths):
+        """Teacher forcing, all steps at once; parameters as of ``models.DecoderWithAttention.forward``.
+
+        :return: predictions, a ``PackedSequence`` of (words, vocab_size); sorted captions; decode lengths;
+            alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
+        """
+        encoder_out, captions, decode_lengths, sort_ind = longest_first(encoder_out, encoded_captions, caption_lengths)
+        steps = max(decode_lengths)
+        V, keys, v_g = self.look(flatten_pixels(encoder_out))
+        words = self.embedding(captions[:, :steps])
+        x = torch.cat([words, v_g.unsqueeze(1).expand(-1, steps, -1)], dim=2)
+        h = self.all_states(x, decode_lengths)
+        h_before = F.pad(h, (0, 0, 1, 0))[:, :-1]  # h_0 = 0
+        c, alphas = self.attend(V, keys, h, x, h_before, self.all_tanh_m(x, h_before, h))
+        seen = pack_padded_sequence(c + h, decode_lengths, batch_first=True)
+        predictions = seen._replace(data=self.fc(self.dropout(seen.data)))
+        alphas = alphas * running(decode_lengths, h.device).unsqueeze(2)
+        return predictions, captions, decode_lengths, alphas, sort_ind
+
+    def all_states(self, x, decode_lengths):
+        """One LSTM call over all words: h (batch_size, steps, decoder_dim), from zero states."""
+        cell = self.decode_step
+        packed = pack_padded_sequence(x, decode_lengths, batch_first=True)
+        zero = x.new_zeros(1, len(x), cell.hidden_size)
+        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+        h, *_ = torch.lstm(packed.data, packed.batch_sizes, (zero, zero), weights, True, 1, 0.0, self.training, False)
+        return pad_packed_sequence(packed._replace(data=h), batch_first=True)[0]
+
+    def all_tanh_m(self, x, h_before, h):
+        """Nothing here needs the cell states."""
+
+    def start(self, encoder_out):
+        """:return: first state (zeros) and memory, tuples of (batch_size, ...) tensors"""
+        V, keys, v_g = self.look(flatten_pixels(encoder_out))
+        zero = V.new_zeros(len(V), self.decode_step.hidden_size)
+        return (zero, zero), (V, keys, v_g)
+
+    def step(self, words, state, memory):
+        """:return: scores of the next word (batch_size, vocab_size), new state, alpha (batch_size, num_pixels)"""
+        predictions, alpha, h, m = self.one_step(self.embedding(words), *memory, *state)
+        return predictions, (h, m), alpha
+
+
+class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
+    """Adaptive attention: a visual sentinel lets the decoder not look (Lu et al. 2017, arXiv 1612.01887, sec. 2.3).
+
+    All of :class:`DecoderWithSpatialAttention`, and
+
+        g_t = sigmoid(W_x x_t + W_h h_{t-1}),  s_t = g_t * tanh(m_t)              (eqs. 9, 10; m_t: the new cell state)
+        alpha^_t = softmax([z_t; w_h^T tanh(W_s s_t + W_g h_t)])                  (eq. 12)
+        beta_t = the last entry of alpha^_t    (the paper prints alpha_t there, which has no such entry)
+        c^_t = beta_t s_t + sum over i of alpha^_ti v_ti                          (eq. 11: alpha^ = (1 - beta) alpha)
+        p = softmax(W_p (c^_t + h_t))                                             (eq. 13)
+
+    The alphas that it returns are the pixels' part of alpha^_t: they sum to 1 - beta_t, "how much it looks".
+    """
+
+    def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
+        super().__init__(attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim, dropout)
+        self.W_x = nn.Linear(2 * embed_dim, decoder_dim)
+        self.W_h = nn.Linear(decoder_dim, decoder_dim, bias=False)
+        self.W_s = nn.Linear(decoder_dim, attention_dim, bias=False)
+
+    def sentinel(self, x, h_before, tanh_m):
+        """s_t, eqs. 9 and 10: (batch_size, ..., decoder_dim)"""
+        g = torch.sigmoid(self.W_x(x) + self.W_h(h_before))
+        return g * tanh_m
+
+    def attend(self, V, keys, h, x, h_before, tanh_m):
+        """As in the class above, but c^_t, and alpha^_t without its last entry."""
+        s = self.sentinel(x, h_before, tanh_m)
+        z_s = self.w_h(torch.tanh(self.W_s(s) + self.W_g(h)))
+        alpha = torch.cat([self.score(keys, h), z_s], dim=-1).softmax(dim=-1)
+        alpha, beta = alpha[..., :-1], alpha[..., -1:]
+        return beta * s + weighted_sum(alpha, V), alpha
+
+    def all_tanh_m(self, x, h_before, h):
+        """tanh(m_t) of all steps. ``torch.lstm`` keeps m_t to itself, but h_t = o_t * tanh(m_t), and the output gate
+        o_t is one matrix product away.
+
+        :return: (batch_size, steps, decoder_dim)
+        """
+        cell, d = self.decode_step, self.decode_step.hidden_size
+        o = torch.sigmoid(F.linear(x, cell.weight_ih[3 * d:], cell.bias_ih[3 * d:])
+                          + F.linear(h_before, cell.weight_hh[3 * d:], cell.bias_hh[3 * d:]))
+        return h / o.clamp_min(1e-30)
+
+
+def weighted_sum(alpha, V):
+    """sum over i of alpha_i v_i
+
+    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
+    :return: (batch_size, d), or (batch_size, steps, d)
+    """
+    if alpha.dim() == 2:
+        return torch.bmm(alpha.unsqueeze(1), V).squeeze(1)
+    return torch.bmm(alpha, V)
+
+
+# --- Decoders that go word by word ---
+
+
+class WordByWord(nn.Module):
+    """``step`` and ``forward`` for decoders in which each word's context depends on the word before.
+
+    A decoder has ``start``, and
+
+    - ``read(words, state, memory) -> output, state, alpha``: all of a step but the vocabulary layer;
+    - ``word_scores(output) -> (n, vocab_size)``: this layer, which ``forward`` runs once for all words.
+
+    **Scheduled sampling** (Bengio et al. 2015, arXiv 1506.03099): in training each word that is fed is the true one
+    with probability ``teacher_forcing``, else one drawn from the decoder's own scores; 1.0 is plain teacher forcing.
+    """
+
+    teacher_forcing = 1.0
+
+    def step(self, words, state, memory):
+        """:return: scores of the next word (batch_size, vocab_size), new state, alpha (None: no attention)"""
+        output, state, alpha = self.read(words, state, memory)
+        return self.word_scores(output), state, alpha
+
+    def forward(self, encoder_out, encoded_captions, caption_lengths):
+        """
+        :return: predictions, a ``PackedSequence`` of (words, vocab_size); sorted captions; decode lengths;
+            with attention: alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
+        """
+        encoder_out, captions, decode_lengths, sort_ind = longest_first(encoder_out, encoded_captions, caption_lengths)
+        state, memory = self.start(encoder_out)
+        words, outputs, alphas = captions[:, 0], [], []
+        sizes = [sum(length > t for length in decode_lengths) for t in range(max(decode_lengths))]
+        for t, n in enumerate(sizes):  # of captions sorted by length, the first n are still running
+            state, memory = (tuple(value[:n] for value in values) for values in (state, memory))
+            output, state, alpha = self.read(words[:n], state, memory)
+            outputs.append(output)
+            alphas.append(alpha)
+            words = captions[:, t + 1]
+            if self.training and self.teacher_forcing < 1:
+                words = self.true_or_own(words[:n], output)
+        predictions = nn.utils.rnn.PackedSequence(self.word_scores(torch.cat(outputs)), torch.tensor(sizes))
+        if alphas[0] is None:
+            return predictions, captions, decode_lengths, sort_ind
+        alphas = torch.stack([F.pad(alpha, (0, 0, 0, sizes[0] - len(alpha))) for alpha in alphas], dim=1)
+        return predictions, captions, decode_lengths, alphas, sort_ind
+
+    @torch.no_grad()
+    def true_or_own(self, true_words, output):
+        """Each word is the true one with probability ``teacher_forcing``."""
+        own = torch.multinomial(self.word_scores(output).float().softmax(dim=1), 1).squeeze(1)
+        take_true = torch.rand(len(own), device=own.device) < self.teacher_forcing
+        return torch.where(take_true, true_words, own)
+
+
+class DecoderWithCell(WordByWord):
+    """The plain decoder of *Show and Tell*, with a simple RNN, a GRU or an LSTM.
+
+    The picture is the first "word": x_{-1} = bn(init(mean of the pixels)), state_{-1} = cell(x_{-1}, 0).
+
+    - RNN (Elman 1990):           h_t = tanh(W x_t + U h_{t-1})
+    - GRU (Cho et al. 2014):      r, z = sigmoid(W x_t + U h_{t-1}),  n = tanh(W_n x_t + r * (U_n h_{t-1})),
+                                  h_t = (1 - z) * n + z * h_{t-1}
+    - LSTM (Hochreiter and Schmidhuber 1997): as in ``models.DecoderWithRNN``
+
+    :param cell: 'RNN', 'GRU' or 'LSTM'
+    :raises ValueError: another cell
+    """
+
+    def __init__(self, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5, cell='GRU'):
+        super().__init__()
+        cells = dict(RNN=nn.RNNCell, GRU=nn.GRUCell, LSTM=nn.LSTMCell)
+        if cell not in cells:
+            raise ValueError(f"cell is {cell!r}; it must be one of {', '.join(map(repr, cells))}")
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, embed_dim)
+        self.init = nn.Linear(encoder_dim, embed_dim)
+        self.bn = nn.BatchNorm1d(embed_dim)
+        self.decode_step = cells[cell](embed_dim, decoder_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(decoder_dim, vocab_size)
+        init_word_layers(self)
+
+    def one_step(self, embeddings, *state):
+        """
+        :param embeddings: (batch_size, embed_dim)
+        :param state: h, or h and c, each (batch_size, decoder_dim); nothing at first
+        :return: new state: tuple (h,) or (h, c)
+        """
+        if isinstance(self.decode_step, nn.LSTMCell):
+            return self.decode_step(embeddings, state or None)
+        return (self.decode_step(embeddings, *state),)
+
+    def start(self, encoder_out):
+        """:return: state after the picture; no memory"""
+        picture = self.bn(self.init(flatten_pixels(encoder_out).mean(dim=1)))
+        return self.one_step(picture), ()
+
+    def read(self, words, state, memory):
+        state = self.one_step(self.embedding(words), *state)
+        return state[0], state, None
+
+    def word_scores(self, h):
+        return self.fc(self.dropout(h))
+
+
+class ResNetEncoder(Encoder):
+    """ResNet-50 without its pooling and its last layer: 8 x 8 x 2048 for pictures of 256 x 256 (He et al. 2016)."""
+
+    def __init__(self, weights='DEFAULT'):
+        super().__init__('resnet50', encoded_image_size=None, weights=weights)
+
+
+class BahdanauAttention(nn.Module):
+    """Additive attention (Bahdanau et al. 2015, arXiv 1409.0473, eqs. 5, 6 and A.1.2), with ELU in place of tanh.
+
+        e_i = v^T ELU(W a_i + U h),  alpha = softmax(e),  context = sum over i of alpha_i a_i
+    """
+
+    def __init__(self, encoder_dim, decoder_dim, attention_dim):
+        super().__init__()
+        self.W = nn.Linear(encoder_dim, attention_dim)
+        self.U = nn.Linear(decoder_dim, attention_dim)
+        self.v = nn.Linear(attention_dim, 1, bias=False)
+
+    def forward(self, encoder_out, h, keys=None):
+        """
+        :param encoder_out: (batch_size, num_pixels, encoder_dim); ``h``: (batch_size, decoder_dim)
+        :param keys: W a_i (batch_size, num_pixels, attention_dim), if the caller has them
+        :return: context (batch_size, encoder_dim), alpha (batch_size, num_pixels)
+        """
+        keys = self.W(encoder_out) if keys is None else keys
+        e = self.v(F.elu(keys + self.U(h).unsqueeze(1))).squeeze(2)
+        alpha = e.softmax(dim=1)
+        return weighted_sum(alpha, encoder_out), alpha
+
+
+class DecoderWithBahdanauAttention(WordByWord):
+    """LSTM decoder with gated additive attention; made for :class:`ResNetEncoder`, but takes any grid.
+
+        h_0 = tanh(W_h0 mean(a)),  c_0 = tanh(W_c0 mean(a))
+        context = sigmoid(f_beta(h_{t-1})) * BahdanauAttention(a, h_{t-1})
+        h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1}),  p = softmax(fc(h_t))
+    """
+
+    def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.embedding = nn.Embedding(vocab_size, embed_dim)
+        self.init_h = nn.Linear(encoder_dim, decoder_dim)
+        self.init_c = nn.Linear(encoder_dim, decoder_dim)
+        self.attention = BahdanauAttention(encoder_dim, decoder_dim, attention_dim)
+        self.f_beta = nn.Linear(decoder_dim, encoder_dim)
+        self.decode_step = nn.LSTMCell(embed_dim + encoder_dim, decoder_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(decoder_dim, vocab_size)
+        init_word_layers(self)
+
+    def one_step(self, embeddings, encoder_out, keys, h, c):
+        """
+        :return: alpha (batch_size, num_pixels), new h, new c (batch_size, decoder_dim)
+        """
+        context, alpha = self.attention(encoder_out, h, keys)
+        gate = torch.sigmoid(self.f_beta(h))
+        h, c = self.decode_step(torch.cat([embeddings, gate * context], dim=1), (h, c))
+        return alpha, h, c
+
+    def start(self, encoder_out):
+        """:return: first state from the mean of the pixels, memory: pixels and keys"""
+        encoder_out = flatten_pixels(encoder_out)
+        mean = encoder_out.mean(dim=1)
+        state = torch.tanh(self.init_h(mean)), torch.tanh(self.init_c(mean))
+        return state, (encoder_out, self.attention.W(encoder_out))
+
+    def read(self, words, state, memory):
+        alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
+        return h, (h, c), alpha
+
+    def word_scores(self, h):
+        return self.fc(self.dropout(h))
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder and a decoder with attention as one module, from pixels to scores."""
+
+    def __init__(self, encoder, decoder):
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(self, images, encoded_captions, caption_lengths):
+        """
+        :param images: (batch_size, 3, H, W)
+        :return: logits (batch_size, steps, vocab_size) and alphas (batch_size, steps, num_pixels), both zero past a
+            caption's end; sorted targets (batch_size, steps), <pad> = 0 past the end; decode lengths; sort indices
+        """
+        predictions, captions, decode_lengths, alphas, sort_ind = self.decoder(
+            self.encoder(images), encoded_captions, caption_lengths)
+        logits, _ = pad_packed_sequence(predictions, batch_first=True)
+        targets = captions[:, 1:max(decode_lengths) + 1] * running(decode_lengths, captions.device)
+        return logits, alphas, targets, decode_lengths, sort_ind
+
+
+class ScaledDotProductAttention(nn.Module):
+    """softmax(q k^T / sqrt(d)) v   (Vaswani et al. 2017, arXiv 1706.03762, eq. 1)
+
+    The query comes from the hidden state, the keys from the cells, and the values are the cells themselves. Softmax is
+    over the keys: over the queries (there is only one) every weight would be 1, wherever the decoder looks.
+
+    :param heads: with several, each compares its own part of query and keys, and sums up its own part of the channels
+    :raises ValueError: sizes that the heads cannot share
+    """
+
+    def __init__(self, encoder_dim, decoder_dim, attention_dim, heads=1):
+        super().__init__()
+        if attention_dim % heads or encoder_dim % heads:
+            raise ValueError(f'heads is {heads}; it must divide attention_dim ({attention_dim}) and the channels of '
+                             f'the grid ({encoder_dim})')
+        self.heads = heads
+        self.query = nn.Linear(decoder_dim, attention_dim)
+        self.key = nn.Linear(encoder_dim, attention_dim)
+
+    def forward(self, cells, h, keys=None):
+        """
+        :param cells: (batch_size, num_pixels, encoder_dim); ``h``: (batch_size, decoder_dim)
+        :param keys: key(cells) (batch_size, num_pixels, attention_dim), if the caller has them
+        :return: context (batch_size, encoder_dim); alpha (batch_size, num_pixels), the mean over the heads
+        """
+        keys = self.key(cells) if keys is None else keys
+        q, k, v = (values.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (batch_size, heads, ..., channels of a head)
+                   for values in (self.query(h).unsqueeze(1), keys, cells))
+        context = F.scaled_dot_product_attention(q, k, v).flatten(1)
+        alpha = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).softmax(dim=-1)  # it does not tell its weights
+        return context, alpha.mean(dim=1).squeeze(1)
+
+
+class CaptionNet(WordByWord):
+    """LSTM decoder with scaled dot-product attention and deep output.
+
+        context = attention(cells, h_{t-1})
+        h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})
+        p = softmax(MLP([h_t; context; w_t]))     (deep output, as in *Show, Attend and Tell*, eq. 7)
+
+    The grid is (batch_size, h, w, channels) as everywhere in this lab, or (batch_size, channels, cells), as VGG
+    features often come.
+
+    :param heads: of the attention
+    """
+
+    def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=512, dropout=0.5, heads=1):
+        super().__init__()
+        self.vocab_size, self.encoder_dim = vocab_size, encoder_dim
+        self.embedding = nn.Embedding(vocab_size, embed_dim)
+        self.init_h = nn.Linear(encoder_dim, decoder_dim)
+        self.init_c = nn.Linear(encoder_dim, decoder_dim)
+        self.attention = ScaledDotProductAttention(encoder_dim, decoder_dim, attention_dim, heads)
+        self.decode_step = nn.LSTMCell(embed_dim + encoder_dim, decoder_dim)
+        self.deep = nn.Linear(decoder_dim + encoder_dim + embed_dim, decoder_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(decoder_dim, vocab_size)
+        init_word_layers(self)
+
+    def cells(self, features):
+        """:return: (batch_size, cells, channels)"""
+        return features.transpose(1, 2) if features.dim() == 3 else flatten_pixels(features)
+
+    def one_step(self, embeddings, cells, keys, h, c):
+        """
+        :return: [h; context; embedding] (batch_size, decoder_dim + encoder_dim + embed_dim), alpha, new h, new c
+        """
+        context, alpha = self.attention(cells, h, keys)
+        h, c = self.decode_step(torch.cat([embeddings, context], dim=1), (h, c))
+        return torch.cat([h, context, embeddings], dim=1), alpha, h, c
+
+    def start(self, encoder_out):
+        """:return: first state from the mean of the cells, memory: cells and keys"""
+        cells = self.cells(encoder_out)
+        mean = cells.mean(dim=1)
+        return (torch.tanh(self.init_h(mean)), torch.tanh(self.init_c(mean))), (cells, self.attention.key(cells))
+
+    def read(self, words, state, memory):
+        output, alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
+        return output, (h, c), alpha
+
+    def word_scores(self, output):
+        return self.fc(self.dropout(torch.tanh(self.deep(output))))

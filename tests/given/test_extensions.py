@@ -1,0 +1,519 @@
+"""The decoders of extensions.py: each does what its paper's equations say, and trains by the same loop as others."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_packed_sequence
+
+import extensions
+from beam_search import beam_search, greedy_search
+from checkpoints import load_model
+from evaluate import caption_split
+from extensions import (
+    BahdanauAttention,
+    CaptionNet,
+    DecoderWithAdaptiveAttention,
+    DecoderWithBahdanauAttention,
+    DecoderWithCell,
+    DecoderWithSpatialAttention,
+    EncoderDecoder,
+    ResNetEncoder,
+    ScaledDotProductAttention,
+)
+from models import Encoder
+from solver import caption_loss, check_settings, train
+
+# every size is another, so that no two can be mixed up
+PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13
+SIZES = dict(embed_dim=EMBED, decoder_dim=STATE, vocab_size=WORDS, encoder_dim=ENCODER)
+LENGTHS = [5, 11, 2, 7, 9]
+KINDS = {
+    'spatial': (DecoderWithSpatialAttention, dict(attention_dim=ATTENTION)),
+    'adaptive': (DecoderWithAdaptiveAttention, dict(attention_dim=ATTENTION)),
+    'bahdanau': (DecoderWithBahdanauAttention, dict(attention_dim=ATTENTION)),
+    'captionnet': (CaptionNet, dict(attention_dim=ATTENTION)),
+    'two_heads': (CaptionNet, dict(attention_dim=ATTENTION, heads=2)),
+    'rnn': (DecoderWithCell, dict(cell='RNN')),
+    'gru': (DecoderWithCell, dict(cell='GRU')),
+    'lstm': (DecoderWithCell, dict(cell='LSTM')),
+}
+ATTENDING = [name for name, (_, options) in KINDS.items() if 'attention_dim' in options]
+
+
+def make(kind, **options):
+    cls, own = KINDS[kind]
+    decoder = cls(**SIZES, **{**own, **options}).double().eval()
+    with torch.no_grad():
+        for k, parameter in enumerate(decoder.parameters()):
+            values = torch.linspace(0, 1, parameter.numel(), dtype=torch.float64)
+            parameter.copy_((17 * values + k).sin().mul(0.6).view(parameter.shape))
+    return decoder
+
+
+def pictures():
+    n = len(LENGTHS)
+    return torch.linspace(0, 40, n * PIXELS * ENCODER, dtype=torch.float64).cos().view(n, 2, 3, ENCODER)
+
+
+def captions():
+    tokens = torch.arange(len(LENGTHS) * max(LENGTHS)).view(len(LENGTHS), -1) * 5 % (WORDS - 1) + 1
+    return tokens.masked_fill(torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS).unsqueeze(1), 0)
+
+
+def run(decoder, encoder_out=None, tokens=None):
+    """Predictions and alphas, padded, in the order in which the captions went in."""
+    predictions, sorted_captions, lengths, *alphas, sort_ind = decoder(
+        pictures() if encoder_out is None else encoder_out, captions() if tokens is None else tokens,
+        torch.tensor(LENGTHS).unsqueeze(1))
+    assert lengths == sorted((n - 1 for n in LENGTHS), reverse=True)
+    assert torch.equal(sorted_captions, (captions() if tokens is None else tokens)[sort_ind])
+    back = sort_ind.argsort()
+    return [values[back] for values in (pad_packed_sequence(predictions, batch_first=True)[0], *alphas)]
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_teacher_forcing_equals_step_repeated(kind):
+    decoder = make(kind)
+    predictions, *alphas = run(decoder)
+    for i, length in enumerate(LENGTHS):
+        state, memory = decoder.start(pictures()[i:i + 1])
+        for t in range(length - 1):
+            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
+            assert (scores[0] - predictions[i, t]).abs().max() < 1e-10
+            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-10
+        for values in (predictions, *alphas):
+            assert (values[i, length - 1:] == 0).all()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_forward_and_steps_agree_in_single_precision(kind):
+    decoder = make(kind).float()
+    for one, other in zip(run(decoder, pictures().float()), run(make(kind)), strict=True):
+        assert (one - other).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_prediction_does_not_see_the_word_to_come(kind):
+    decoder, tokens = make(kind), captions()
+    predictions = run(decoder)[0]
+    for t in range(1, max(LENGTHS) - 1):
+        changed = tokens.clone()
+        changed[:, t:] = changed[:, t:] % (WORDS - 1) + 1
+        now = run(decoder, tokens=changed)[0]
+        assert torch.equal(now[:, :t], predictions[:, :t])
+        assert (now[1, t] - predictions[1, t]).abs().max() > 1e-6  # word t itself is read
+
+
+@pytest.mark.parametrize('kind', ATTENDING)
+def test_alphas_move_with_the_pixels(kind):
+    decoder, order = make(kind), torch.tensor([3, 0, 5, 1, 4, 2])
+    predictions, alphas = run(decoder)
+    moved, alphas_moved = run(decoder, pictures().flatten(1, 2)[:, order].view_as(pictures()))
+    assert (moved - predictions).abs().max() < 1e-10
+    assert (alphas_moved - alphas[..., order]).abs().max() < 1e-10
+    assert alphas.std(dim=2)[0, 0] > 1e-3  # not all alike, or this would show nothing
+
+
+@pytest.mark.parametrize('kind', ATTENDING)
+def test_alphas_are_weights(kind):
+    _, alphas = run(make(kind))
+    running = torch.arange(alphas.shape[1]) < torch.tensor(LENGTHS).unsqueeze(1) - 1
+    sums = alphas.sum(dim=2)
+    assert (alphas >= 0).all() and (sums[~running] == 0).all()
+    if kind == 'adaptive':
+        assert ((sums[running] > 0.05) & (sums[running] < 0.999)).all()  # the rest is beta
+    else:
+        assert (sums[running] - 1).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_parameter_gets_a_gradient_and_the_picture_matters(kind):
+    decoder = make(kind).train()
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    predictions, captions_, lengths, *alphas, sort_ind = decoder(
+        pictures(), captions(), torch.tensor(LENGTHS).unsqueeze(1))
+    loss, *_ = caption_loss((predictions, captions_, lengths, *alphas, sort_ind), 1.0)
+    loss.backward()
+    for name, parameter in decoder.named_parameters():
+        if name not in ('init.bias', 'attention.key.bias'):  # batch norm or softmax takes it out again
+            assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name
+    decoder.eval()
+    assert (run(decoder)[0] - run(decoder, -pictures())[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_dropout_is_off_in_eval_and_on_in_training(kind):
+    decoder = make(kind, dropout=0.5)
+    assert torch.equal(run(decoder)[0], run(decoder)[0])
+    decoder.train()
+    assert not torch.equal(run(decoder)[0], run(decoder)[0])
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_five_captions_are_learned_by_heart(kind):
+    torch.manual_seed(0)
+    cls, options = KINDS[kind]
+    decoder = cls(**{**SIZES, 'decoder_dim': 40, 'embed_dim': 20}, **options, dropout=0.0)
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=0.02)
+    for _ in range(200):
+        loss, *_ = caption_loss(decoder(pictures().float(), captions(), torch.tensor(LENGTHS).unsqueeze(1)), 0.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+    word_map = {'<pad>': 0, '<unk>': 0, '<start>': int(captions()[0, 0]), '<end>': int(captions()[0, 4])}
+    found = greedy_search(decoder, pictures()[:1].float(), word_map, 8)
+    assert found[0].words == captions()[0, 1:4].tolist()
+    assert len(beam_search(decoder, pictures().float(), word_map, 3, 6)) == len(LENGTHS)
+
+
+# --- The equations, written out cell by cell ---
+
+
+def linear(layer, x):
+    return layer.weight @ x + (0 if layer.bias is None else layer.bias)
+
+
+def sentinel_step(decoder, picture, word, h, m):
+    """Lu et al. 2017, eqs. 4 to 13 for one caption; returns all that a wrong port would get wrong."""
+    V = [torch.relu(linear(decoder.W_a, a)) for a in picture.flatten(0, 1)]
+    v_g = torch.relu(linear(decoder.W_b, picture.flatten(0, 1).mean(0)))
+    x = torch.cat([decoder.embedding.weight[word], v_g])
+    g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, h))
+    (new_h,), (new_m,) = decoder.decode_step(x.unsqueeze(0), (h.unsqueeze(0), m.unsqueeze(0)))
+    s = g * torch.tanh(new_m)
+    z = torch.stack([linear(decoder.w_h, torch.tanh(linear(decoder.W_v, v) + linear(decoder.W_g, new_h)))[0] for v in V]
+                    + [linear(decoder.w_h, torch.tanh(linear(decoder.W_s, s) + linear(decoder.W_g, new_h)))[0]])
+    alpha_hat = torch.exp(z) / torch.exp(z).sum()
+    beta = alpha_hat[-1]
+    context = beta * s + sum(alpha_hat[i] * v for i, v in enumerate(V))
+    return dict(scores=linear(decoder.fc, context + new_h), alpha=alpha_hat[:-1], beta=beta, h=new_h, m=new_m, V=V, s=s,
+                g=g, context=context)
+
+
+@pytest.fixture
+@torch.no_grad()
+def one_step():
+    """A step of the adaptive decoder from a state that is not zero, and the same by the paper."""
+    decoder, picture = make('adaptive'), pictures()[1]
+    h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
+    (scores,), ((new_h,), (new_m,)), (alpha,) = decoder.step(
+        torch.tensor([5]), (h.unsqueeze(0), m.unsqueeze(0)), decoder.start(picture.unsqueeze(0))[1])
+    return decoder, (scores, alpha, new_h, new_m), sentinel_step(decoder, picture, 5, h, m), m
+
+
+def test_adaptive_attention_is_the_papers(one_step):
+    _, found, paper, _ = one_step
+    for one, name in zip(found, ('scores', 'alpha', 'h', 'm'), strict=True):
+        assert (one - paper[name]).abs().max() < 1e-12, name
+
+
+@torch.no_grad()
+def test_known_errors_of_other_ports_would_show(one_step):
+    """Each of them changes the scores by much more than the tolerance above."""
+    decoder, (scores, alpha, h, m), paper, old_m = one_step
+
+    def far(context):
+        return (linear(decoder.fc, context + h) - scores).abs().max() > 1e-3
+
+    V, beta, s = torch.stack(paper['V']), paper['beta'], paper['s']
+    assert far(beta * paper['g'] * torch.tanh(old_m) + alpha @ V)                # sentinel from the old cell state
+    z = torch.log(torch.cat([alpha, beta.unsqueeze(0)]))
+    assert far(torch.sigmoid(z[-1]) * s + (1 - torch.sigmoid(z[-1])) * (alpha / alpha.sum()) @ V)  # another softmax
+    assert far(beta * s + (1 - beta) * (alpha @ V))                              # (1 - beta) counted twice
+    assert not far(beta * s + (1 - beta) * (alpha / alpha.sum()) @ V)            # the paper's eq. 11
+    assert alpha.sum() + beta == pytest.approx(1)
+
+
+def test_the_sentinel_is_from_the_new_cell_state_in_training_too():
+    decoder, seen = make('adaptive'), []
+    original = decoder.sentinel
+    decoder.sentinel = lambda x, h_before, tanh_m: seen.append(tanh_m) or original(x, h_before, tanh_m)
+    run(decoder)
+    longest = LENGTHS.index(max(LENGTHS))
+    state, memory = decoder.start(pictures()[longest:longest + 1])
+    for t in range(max(LENGTHS) - 1):
+        _, state, _ = decoder.step(captions()[longest:longest + 1, t], state, memory)
+        assert (seen[0][0, t] - torch.tanh(state[1][0])).abs().max() < 1e-10  # the longest caption comes first
+
+
+@pytest.mark.parametrize('kind', ['spatial', 'adaptive'])
+def test_the_same_weights_read_any_number_of_cells(kind):
+    decoder = make(kind)
+    more = torch.cat([pictures(), pictures()], dim=1)
+    _, alphas = run(decoder, more)
+    assert alphas.shape[2] == 2 * PIXELS
+
+
+def test_large_weights_are_not_clipped(tiny_cfg):
+    """``grad_clip`` clips gradients: a weight may be as large as it likes."""
+    cfg = {**tiny_cfg, 'decoder': 'extensions.DecoderWithAdaptiveAttention', 'grad_clip': 0.1, 'epochs': 1}
+    original = DecoderWithAdaptiveAttention.__init__
+
+    @functools.wraps(original)
+    def large(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        with torch.no_grad():
+            self.W_x.weight[0, 0] = 30.0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecoderWithAdaptiveAttention, '__init__', large)
+        train(cfg)
+    model = load_model(f"{cfg['output_folder']}/BEST_checkpoint_DecoderWithAdaptiveAttention.pth.tar", 'cpu')
+    assert model.decoder.W_x.weight[0, 0].item() == pytest.approx(30, abs=1)
+
+
+def test_spatial_attention_is_the_papers():
+    decoder, picture = make('spatial'), pictures()[1]
+    h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
+    (scores,), ((new_h,), _), (alpha,) = decoder.step(
+        torch.tensor([5]), (h.unsqueeze(0), m.unsqueeze(0)), decoder.start(picture.unsqueeze(0))[1])
+    V = [torch.relu(linear(decoder.W_a, a)) for a in picture.flatten(0, 1)]
+    z = torch.stack([linear(decoder.w_h, torch.tanh(linear(decoder.W_v, v) + linear(decoder.W_g, new_h)))[0]
+                     for v in V])
+    expected = torch.exp(z) / torch.exp(z).sum()
+    assert (alpha - expected).abs().max() < 1e-12
+    context = sum(a * v for a, v in zip(expected, V, strict=True))
+    assert (scores - linear(decoder.fc, context + new_h)).abs().max() < 1e-12
+
+
+def test_bahdanau_attention_with_elu():
+    attention = make('bahdanau').attention
+    cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
+    context, alpha = attention(cells, h.expand(len(cells), -1))
+    e = torch.stack([linear(attention.v, torch.nn.functional.elu(linear(attention.W, a) + linear(attention.U, h)))[0]
+                     for a in cells[2]])
+    assert (alpha[2] - e.exp() / e.exp().sum()).abs().max() < 1e-12
+    assert (context[2] - sum(w * a for w, a in zip(alpha[2], cells[2], strict=True))).abs().max() < 1e-12
+    assert isinstance(attention, BahdanauAttention)
+
+
+def test_the_bahdanau_decoders_gate_and_first_state():
+    decoder, picture = make('bahdanau'), pictures()[1]
+    mean = picture.flatten(0, 1).mean(0)
+    ((h,), (c,)), memory = decoder.start(picture.unsqueeze(0))
+    assert (h - torch.tanh(linear(decoder.init_h, mean))).abs().max() < 1e-12
+    assert (c - torch.tanh(linear(decoder.init_c, mean))).abs().max() < 1e-12
+    _, ((new_h,), _), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), memory)
+    context, _ = decoder.attention(memory[0], h.unsqueeze(0))
+    x = torch.cat([decoder.embedding.weight[3], torch.sigmoid(linear(decoder.f_beta, h)) * context[0]])
+    (expected,), _ = decoder.decode_step(x.unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
+    assert (new_h - expected).abs().max() < 1e-12
+
+
+def test_the_whole_bahdanau_model():
+    encoder = ResNetEncoder(weights=None)
+    decoder = DecoderWithBahdanauAttention(ATTENTION, EMBED, STATE, WORDS, encoder_dim=2048)
+    model = EncoderDecoder(encoder, decoder).eval()
+    images = torch.linspace(0, 255, 2 * 3 * 256 * 256).to(torch.uint8).view(2, 3, 256, 256)
+    lengths = torch.tensor([[4], [6]])
+    with torch.no_grad():
+        assert encoder(images).shape == (2, 8, 8, 2048)
+        logits, alphas, targets, decode_lengths, sort_ind = model(images, captions()[:2, :6], lengths)
+    assert logits.shape == (2, 5, WORDS) and alphas.shape == (2, 5, 64)
+    assert decode_lengths == [5, 3] and sort_ind.tolist() == [1, 0]
+    assert targets.tolist() == [captions()[1, 1:6].tolist(), [*captions()[0, 1:4].tolist(), 0, 0]]
+
+
+# --- Scheduled sampling ---
+
+
+def test_a_teacher_forcing_of_one_is_plain_teacher_forcing():
+    decoder = make('bahdanau').train()
+    decoder.dropout.p = 0.0
+    plain = run(decoder)[0]
+    decoder.teacher_forcing = 1.0
+    state = torch.get_rng_state()
+    assert torch.equal(run(decoder)[0], plain) and torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize('ratio', [0.0, 0.3])
+def test_the_ratio_is_that_of_true_words(ratio):
+    decoder, fed = make('bahdanau').train(), []
+    decoder.teacher_forcing = ratio
+    original = decoder.read
+    decoder.read = lambda words, state, memory: fed.append(words) or original(words, state, memory)
+    # own words: always the last in the vocabulary, which no caption holds
+    with torch.no_grad():
+        decoder.fc.bias.fill_(-1e3)
+        decoder.fc.bias[WORDS - 1] = 1e3
+    torch.manual_seed(0)
+    tokens = captions() % (WORDS - 2) + 1
+    n = 300
+    decoder(pictures()[:1].expand(n, -1, -1, -1), tokens[1:2].expand(n, -1), torch.full((n, 1), max(LENGTHS)))
+    assert torch.equal(fed[0], tokens[1, 0].expand(n))  # <start> is always fed
+    share = torch.stack([words == tokens[1, t] for t, words in enumerate(fed[1:], 1)]).double().mean().item()
+    assert share == pytest.approx(ratio, abs=0.04)
+    assert torch.stack([(words == tokens[1, t]) | (words == WORDS - 1) for t, words in enumerate(fed[1:], 1)]).all()
+    decoder.eval()
+    fed.clear()
+    run(decoder)
+    assert torch.equal(fed[2], captions()[torch.tensor([1, 4, 3, 0]), 2])  # never outside training
+
+
+def test_the_ratio_falls_over_the_epochs(tiny_cfg, monkeypatch):
+    seen = []
+    original = extensions.WordByWord.forward
+    monkeypatch.setattr(extensions.WordByWord, 'forward', lambda self, *args: (
+        seen.append(self.teacher_forcing) if self.training else None, original(self, *args))[1])
+    train({**tiny_cfg, 'decoder': 'extensions.DecoderWithBahdanauAttention', 'teacher_forcing': (0.9, 0.5),
+           'epochs': 3})
+    assert sorted(set(seen), reverse=True) == pytest.approx([0.9, 0.7, 0.5])
+
+
+def test_scheduled_sampling_is_refused_where_there_is_none(tiny_cfg):
+    with pytest.raises(ValueError, match="'teacher_forcing' is 0.5, but DecoderWithAttention is always fed the true"):
+        train({**tiny_cfg, 'teacher_forcing': 0.5})
+    for value in (1.5, (1.0,), (1, 1, 1), 'no', True, (0.5, None)):
+        with pytest.raises(ValueError, match="setting 'teacher_forcing'"):
+            check_settings({'teacher_forcing': value})
+
+
+# --- Scaled dot-product attention ---
+
+
+def test_scaled_dot_product_attention_by_hand():
+    attention = make('captionnet').attention
+    cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
+    context, alpha = attention(cells, h.expand(len(cells), -1))
+    q = linear(attention.query, h)
+    e = torch.stack([q @ linear(attention.key, a) for a in cells[3]]) / math.sqrt(ATTENTION)
+    assert (alpha[3] - e.exp() / e.exp().sum()).abs().max() < 1e-12
+    assert (context[3] - sum(w * a for w, a in zip(alpha[3], cells[3], strict=True))).abs().max() < 1e-12
+
+
+def test_softmax_over_the_queries_would_look_everywhere_alike():
+    """There is one query, so that slip gives every cell the weight 1: the context is the sum of all cells."""
+    attention = make('captionnet').attention
+    cells = pictures().flatten(1, 2)
+    h = torch.linspace(-1, 1, len(LENGTHS) * STATE, dtype=torch.float64).view(-1, STATE)
+    scores = attention.query(h).unsqueeze(1) @ attention.key(cells).transpose(1, 2) / math.sqrt(ATTENTION)
+    slip = scores.softmax(dim=1)
+    assert (slip == 1).all()
+    context, alpha = attention(cells, h)
+    assert (alpha.sum(dim=1) - 1).abs().max() < 1e-12
+    assert (context - cells.sum(dim=1)).abs().max() > 1
+
+
+def test_heads_look_at_parts_of_their_own():
+    attention = make('two_heads').attention
+    cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64).expand(len(LENGTHS), -1)
+    context, alpha = attention(cells, h)
+    q, k = attention.query(h), attention.key(cells)
+    parts, alphas = [], []
+    for part, channels in ((slice(0, 2), slice(0, 5)), (slice(2, 4), slice(5, 10))):
+        weights = torch.softmax((k[..., part] @ q[:, part].unsqueeze(2)).squeeze(2) / math.sqrt(2), dim=1)
+        alphas.append(weights)
+        parts.append((weights.unsqueeze(2) * cells[..., channels]).sum(dim=1))
+    assert (context - torch.cat(parts, dim=1)).abs().max() < 1e-12
+    assert (alpha - sum(alphas) / 2).abs().max() < 1e-12
+
+
+def test_heads_that_do_not_fit():
+    with pytest.raises(ValueError, match='heads is 3; it must divide attention_dim'):
+        ScaledDotProductAttention(ENCODER, STATE, ATTENTION, heads=3)
+
+
+def test_captionnet_takes_features_with_the_channels_first():
+    decoder = make('captionnet')
+    vgg = pictures().flatten(1, 2).transpose(1, 2)
+    assert vgg.shape == (len(LENGTHS), ENCODER, PIXELS)
+    for one, other in zip(run(decoder, vgg), run(decoder), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_captionnets_deep_output():
+    decoder = make('captionnet')
+    ((h,), (c,)), (cells, keys) = decoder.start(pictures()[1:2])
+    context, _ = decoder.attention(cells, h.unsqueeze(0), keys)
+    w = decoder.embedding.weight[3]
+    (new_h,), _ = decoder.decode_step(torch.cat([w, context[0]]).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
+    expected = linear(decoder.fc, torch.tanh(linear(decoder.deep, torch.cat([new_h, context[0], w]))))
+    (scores,), _, _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), (cells, keys))
+    assert (scores - expected).abs().max() < 1e-12
+
+
+# --- Cells ---
+
+
+def test_cells_by_hand():
+    x, h = (torch.linspace(-1, 1, size, dtype=torch.float64) for size in (EMBED, STATE))
+
+    def parts(cell):
+        wx = (cell.weight_ih @ x + cell.bias_ih).split(STATE)
+        return wx, (cell.weight_hh @ h + cell.bias_hh).split(STATE)
+
+    rnn, gru = make('rnn'), make('gru')
+    (wx,), (wh,) = parts(rnn.decode_step)
+    assert (rnn.one_step(x.unsqueeze(0), h.unsqueeze(0))[0][0] - torch.tanh(wx + wh)).abs().max() < 1e-12
+    (rx, zx, nx), (rh, zh, nh) = parts(gru.decode_step)
+    r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
+    expected = (1 - z) * torch.tanh(nx + r * nh) + z * h
+    assert (gru.one_step(x.unsqueeze(0), h.unsqueeze(0))[0][0] - expected).abs().max() < 1e-12
+
+
+def test_an_unknown_cell():
+    with pytest.raises(ValueError, match="cell is 'gru'; it must be one of 'RNN', 'GRU', 'LSTM'"):
+        DecoderWithCell(**SIZES, cell='gru')
+
+
+# --- In the lab ---
+
+
+@pytest.mark.parametrize(('decoder', 'options'), [
+    ('DecoderWithSpatialAttention', {}), ('DecoderWithAdaptiveAttention', {}), ('DecoderWithBahdanauAttention', {}),
+    ('CaptionNet', dict(heads=2)), ('DecoderWithCell', dict(cell='RNN')), ('DecoderWithCell', dict(cell='GRU'))])
+def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
+    cfg = {**tiny_cfg, 'decoder': f'extensions.{decoder}', 'decoder_options': options, 'epochs': 8, 'decoder_lr': 2e-2,
+           'dropout': 0.1}
+    history = train(cfg)
+    assert history[-1]['train_loss'] < 0.65 * history[0]['train_loss']
+    model = load_model(f"{cfg['output_folder']}/BEST_checkpoint_{decoder}.pth.tar", 'cpu')
+    assert model.name == decoder and model.settings['decoder_options'] == options
+    found = caption_split(model, 'TEST', beam_size=3, max_len=20)
+    assert len(found) == 6
+    for caption in found:
+        shape = None if decoder == 'DecoderWithCell' else (len(caption['caption']), 4, 4)
+        assert shape == (caption['alphas'].shape if caption['alphas'] is not None else None)
+
+
+def test_options_that_a_decoder_does_not_have(tiny_cfg):
+    with pytest.raises(ValueError, match="decoder_options has 'head', but CaptionNet takes 'heads' there"):
+        train({**tiny_cfg, 'decoder': 'extensions.CaptionNet', 'decoder_options': dict(head=2)})
+    with pytest.raises(ValueError, match="decoder_options has 'cell', but DecoderWithAttention takes nothing there"):
+        train({**tiny_cfg, 'decoder_options': dict(cell='GRU')})
+
+
+def test_a_killed_training_goes_on_the_same(tiny_cfg):
+    cfg = {**tiny_cfg, 'decoder': 'extensions.DecoderWithBahdanauAttention', 'teacher_forcing': (0.9, 0.6), 'epochs': 3}
+    straight = train(cfg)
+    parts = {**cfg, 'output_folder': cfg['output_folder'] + '_parts'}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr('solver.STOP_AFTER', 0)  # it stops before anything: then after one epoch
+        assert train(parts) == []
+    stopped = copy.deepcopy(parts)
+    import solver
+    real, epochs = solver.validate, []
+
+    def validate(*args):
+        epochs.append(1)
+        if len(epochs) == 2:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(solver, 'validate', validate)
+        with pytest.raises(KeyboardInterrupt):
+            train(stopped)
+    latest = f"{parts['output_folder']}/checkpoint_{parts['data_name']}_DecoderWithBahdanauAttention.pth.tar"
+    resumed = train({**parts, 'checkpoint': latest})
+    assert [{**epoch, 'seconds': 0} for epoch in resumed] == [{**epoch, 'seconds': 0} for epoch in straight]
+
+
+def test_encoder_for_the_bahdanau_decoder_is_the_labs():
+    assert isinstance(ResNetEncoder(weights=None), Encoder)
