@@ -83,7 +83,7 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose):
         n, end = len(encoder_out), word_map['<end>']
         state, memory = decoder.start(encoder_out)
         words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
-        never = _never(word_map, words.device)
+        never = never_said(word_map, words.device)
         score = torch.zeros(n, device=words.device)
         running = torch.ones(n, dtype=torch.bool, device=words.device)
         chosen = []
@@ -137,7 +137,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
         state = tuple(s.repeat_interleave(k, dim=0) for s in state)
         memory = tuple(m.repeat_interleave(k, dim=0) for m in memory)
         device = encoder_out.device
-        never = _never(word_map, device)
+        never = never_said(word_map, device)
         words = torch.full((n * k,), word_map['<start>'], device=device)
         # (images, beams): at first one open beam, else all k would hold the same caption
         score = torch.full((n, k), -torch.inf, device=device)
@@ -208,6 +208,6 @@ def _keep_best(best, i, score, finished, words, alphas, row, j):
         best[i] = Hypothesis(words.tolist(), score, finished, kept)
 
 
-def _never(word_map, device):
+def never_said(word_map, device):
     """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
     return torch.tensor([word_map[word] for word in SPECIAL_TOKENS if word != '<end>'], device=device)

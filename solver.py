@@ -30,10 +30,12 @@ from checkpoints import (
     restore_random_states,
     save_checkpoint,
 )
+from cider import CiderD
 from datasets import CaptionDataset
 from features import encode_images
 from features import hold as hold_features
 from metrics import bleu
+from self_critical import BASELINES, SelfCritical
 from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
 from vocabulary import SPECIAL_TOKENS, load_word_map
 
@@ -84,13 +86,15 @@ DEFAULTS = dict(
     # files and output
     output_folder='runs',           # checkpoints and history go here
     checkpoint=None,                # checkpoint to go on from
-    start_from=None,                # checkpoint whose weights a new training starts from, to fine-tune the encoder
+    start_from=None,                # checkpoint whose weights a second training starts from: to fine-tune the encoder,
+    self_critical=None,             # or on CIDEr-D (self_critical.py), with the baseline 'greedy' or 'mean'
+    samples=5,                      # captions drawn per picture then
     print_freq=10,                  # batches between two updates of the progress bar's figures
 )
 DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BLEU-4
 CALLED_OTHERWISE = dict(lr='decoder_lr', learning_rate='decoder_lr', hidden_size='decoder_dim',
                         hidden_dim='decoder_dim', num_workers='workers', lambda_='alpha_c')
-KEPT_IN_CHECKPOINT = ('start_epoch', 'epochs_since_improvement', 'best_bleu4')
+KEPT_IN_CHECKPOINT = ('start_epoch', 'epochs_since_improvement', 'best_bleu4', 'best_score')
 
 
 def check_settings(cfg):
@@ -116,7 +120,7 @@ def check_settings(cfg):
             raise ValueError(f'setting {name!r} is {value!r}; it must be {wanted}')
 
     for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq', 'accumulate',
-                 'processes'):
+                 'processes', 'samples'):
         require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
     if not cfg['attention'] and not cfg['decoder']:
         require('batch_size', int, lambda v: v >= 2, 'at least 2 (batch norm needs two captions)')
@@ -140,6 +144,9 @@ def check_settings(cfg):
         require(name, (bool, type(None)), lambda v: True, 'True, False or None')
     for name in ('encoder_stride', 'encoded_image_size'):
         require(name, (int, type(None)), lambda v: v is None or v >= 1, 'a whole number of at least 1, or None')
+    require('self_critical', (str, type(None)), lambda v: v is None or v in BASELINES, "None, 'greedy' or 'mean'")
+    if cfg['self_critical'] == 'mean':
+        require('samples', int, lambda v: v >= 2, 'at least 2 (the baseline is the mean of the other captions)')
     for name in ('data_folder', 'output_folder'):
         require(name, (str, Path), lambda v: True, 'a folder')
         cfg[name] = str(cfg[name])
@@ -205,7 +212,7 @@ def train(cfg, encoder=None):
         open_layers = [p for p in model.encoder.parameters() if p.requires_grad]
         optimizers['encoder'] = torch.optim.Adam(open_layers, lr=cfg['encoder_lr'], fused=fused)
 
-    progress = dict(epoch=0, best_bleu4=-1.0, epochs_since_improvement=0)
+    progress = dict(epoch=0, best_score=-1.0, epochs_since_improvement=0)
     if cfg['checkpoint']:
         progress = resume(model, optimizers, cfg['checkpoint'])
     train_data, val_data = (caption_dataset(model, split, hold=cfg['hold_features']) for split in ('TRAIN', 'VAL'))
@@ -241,10 +248,12 @@ def train(cfg, encoder=None):
         seconds = time.perf_counter() - start
         processes.say(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
                       f"BLEU-4 - {val_scores['bleu4']:.3f}")
-        processes.say(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}   ({seconds:.0f} s)")
+        processes.say(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}, CIDER - "
+                      f"{val_scores['greedy_cider']:.3f}   ({seconds:.0f} s)")
 
-        improved = val_scores['greedy_bleu4'] > progress['best_bleu4']
-        progress = dict(epoch=epoch, best_bleu4=max(val_scores['greedy_bleu4'], progress['best_bleu4']),
+        score = val_scores['greedy_cider' if cfg['self_critical'] else 'greedy_bleu4']
+        improved = score > progress['best_score']
+        progress = dict(epoch=epoch, best_score=max(score, progress['best_score']),
                         epochs_since_improvement=0 if improved else idle + 1)
         model.history.append(dict(
             epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
@@ -337,20 +346,28 @@ def train_epoch(model, dataset, optimizers, epoch):
     generator = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
     if processes.rank() > 0:  # dropout of its own; the main process goes on with its random states
         seed_everything(((cfg['seed'] * 100_003 + epoch) * 1009 + processes.rank()) % 2 ** 32)
-    by_picture = dataset.key == 'images' if cfg['by_picture'] is None else cfg['by_picture']
+    by_picture = cfg['by_picture']
+    if by_picture is None:
+        by_picture = dataset.key == 'images' or bool(cfg['self_critical'])
     order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
     flip = batches.mirrored(dataset, model.word_map, generator) if cfg['flip'] else None
     parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'])
     first, last = of_epochs(cfg['teacher_forcing'])
     model.decoder.teacher_forcing = first + (last - first) * (epoch - 1) / max(cfg['epochs'] - 1, 1)
     losses, top5, step = AverageMeter(), AverageMeter(), 0
+    if cfg['self_critical']:
+        by_score = SelfCritical(dataset.references, cfg['samples'], cfg['self_critical'])
     bar = processes.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for batch in bar:
-        loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'], batch.of_words, batch.of_captions,
-                                            cfg['label_smoothing'])
+        if cfg['self_critical']:
+            loss, shown = reward_loss(model, batch, by_score, dataset.cpi)
+            losses.update(shown * batch.of_captions / len(batch.numbers), len(batch.numbers))
+        else:
+            loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'], batch.of_words,
+                                                batch.of_captions, cfg['label_smoothing'])
+            losses.update(loss.detach() * batch.of_words / words, words)
+            top5.update(correct, words)
         loss.backward()
-        losses.update(loss.detach() * batch.of_words / words, words)
-        top5.update(correct, words)
         if not batch.ends_step:
             continue
 
@@ -369,15 +386,25 @@ def train_epoch(model, dataset, optimizers, epoch):
             if not math.isfinite(losses.avg):
                 raise FloatingPointError(f'the loss is {float(losses.val)} in epoch {epoch}, batch {step}: lower '
                                          'decoder_lr, or look for a division or logarithm in your models.py')
-            bar.set_postfix(loss=f'{losses.avg:.3f}', top5=f'{top5.avg:.1f}%')
+            bar.set_postfix(loss=f'{losses.avg:.3f}', **dict(top5=f'{top5.avg:.1f}%') if top5.count else {})
         step += 1
     return averages(loss=losses, top5=top5)
 
 
 def averages(**meters):
-    """The averages over all processes, as plain numbers."""
+    """The averages over all processes, as plain numbers; None for what nothing was averaged of."""
     found = processes.gather([{name: (float(meter.sum), meter.count) for name, meter in meters.items()}])
-    return {name: sum(own[name][0] for own in found) / sum(own[name][1] for own in found) for name in meters}
+    sums = {name: [sum(values) for values in zip(*(own[name] for own in found), strict=True)] for name in meters}
+    return {name: total / count if count else None for name, (total, count) in sums.items()}
+
+
+def reward_loss(model, batch, by_score, captions_per_image):
+    """The self-critical loss on a batch's pictures: what to differentiate, and what to show, minus the mean CIDEr-D."""
+    pictures, number = batch.numbers // captions_per_image, torch.empty(len(batch.images), dtype=torch.long)
+    number[batch.image_of] = pictures
+    # a picture's captions may be shared among processes or parts: it counts here as far as they are here
+    weights = batch.image_of.bincount(minlength=len(batch.images)) / batch.of_captions
+    return by_score(model, encode(model, batch.images), number, weights)
 
 
 def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smoothing=0.0):
@@ -420,7 +447,7 @@ def validate(model, dataset):
     ``bleu4`` is teacher-forced: each word is guessed after the *true* words before it, which no caption of a new
     picture can have. ``greedy_bleu4`` lets the decoder read its own words, each image once.
 
-    :return: dict with ``loss``, ``top5`` (percent), ``bleu4``, ``greedy_bleu4`` (0 to 1)
+    :return: dict with ``loss``, ``top5`` (percent), ``bleu4``, ``greedy_bleu4`` (0 to 1), ``greedy_cider`` (0 to 10)
     """
     cfg, word_map = model.settings, model.word_map
     special = {word_map[word] for word in SPECIAL_TOKENS}
@@ -455,7 +482,8 @@ def validate(model, dataset):
     guesses, greedy = (sorted(processes.gather(found)) for found in (guesses, greedy))
     bleu4, greedy_bleu4 = (bleu([dataset.references[number // dataset.cpi] for number, _ in found],
                                 [words for _, words in found])['BLEU-4'] for found in (guesses, greedy))
-    return dict(**averages(loss=losses, top5=top5), bleu4=bleu4, greedy_bleu4=greedy_bleu4)
+    return dict(**averages(loss=losses, top5=top5), bleu4=bleu4, greedy_bleu4=greedy_bleu4,
+                greedy_cider=CiderD(dataset.references).score([words for _, words in greedy]))
 
 
 def encode(model, images):
@@ -533,8 +561,9 @@ def start_from(model, path):
     state = read_checkpoint(path)
     check_vocabulary(model, state, path)
     restore_model(model, state, path)
-    best = max((epoch['val_greedy_bleu4'] for epoch in state['history']), default=math.nan)
-    processes.say(f'Starting from the weights of {path}; its best greedy BLEU-4 on validation was {best:.3f}.')
+    ended = state['history'][-1]
+    processes.say(f"Starting from the weights of {path}: greedy BLEU-4 {ended['val_greedy_bleu4']:.3f}, CIDEr "
+                  f"{ended['val_greedy_cider']:.3f} on validation.")
 
 
 def check_vocabulary(model, state, path):
@@ -547,7 +576,7 @@ def resume(model, optimizers, path):
 
     The learning rates of the settings hold where they are not those of the checkpoint.
 
-    :return: its progress: dict of ``epoch``, ``best_bleu4``, ``epochs_since_improvement``
+    :return: its progress: dict of ``epoch``, ``best_score``, ``epochs_since_improvement``
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state = read_checkpoint(path)
@@ -563,8 +592,8 @@ def resume(model, optimizers, path):
     model.history = state['history']
     restore_random_states(state['random_states'])
     progress = state['progress']
-    processes.say(f"Going on after epoch {progress['epoch']} of {path}, best greedy BLEU-4 "
-                  f"{progress['best_bleu4']:.3f}.")
+    processes.say(f"Going on after epoch {progress['epoch']} of {path}, best greedy "
+                  f"{'CIDEr' if before['self_critical'] else 'BLEU-4'} {progress['best_score']:.3f}.")
     if cfg['cosine'] and before['cosine'] and cfg['epochs'] != before['epochs']:
         processes.say(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the "
                       'learning rate makes a jump. Better set the number of epochs at the start.')

@@ -212,7 +212,7 @@ def scripted(monkeypatch):
         scores = iter(scores)
         monkeypatch.setattr(solver, 'train_epoch', lambda *_: dict(loss=1.0, top5=50.0))
         monkeypatch.setattr(solver, 'validate', lambda *_: dict(
-            loss=2.0, top5=40.0, bleu4=0.9, greedy_bleu4=next(scores)))
+            loss=2.0, top5=40.0, bleu4=0.9, greedy_bleu4=next(scores), greedy_cider=0.0))
     return script
 
 
@@ -253,7 +253,7 @@ def test_training_learns_and_leaves_its_files(whole, tiny_data, attention):
     assert lines[-1] == (f" * LOSS - {last['val_loss']:.3f}, TOP-5 ACCURACY - {last['val_top5']:.3f}, "
                          f"BLEU-4 - {last['val_bleu4']:.3f}")
     assert set(last) == {'epoch', 'train_loss', 'train_top5', 'val_loss', 'val_top5', 'val_bleu4',
-                         'val_greedy_bleu4', 'decoder_lr', 'seconds'}
+                         'val_greedy_bleu4', 'val_greedy_cider', 'decoder_lr', 'seconds'}
 
     name = 'Attention' if attention else 'NoAttention'
     assert {path.name for path in (folder / 'runs').iterdir()} == {
@@ -267,8 +267,8 @@ def test_greedy_bleu_picks_the_best_checkpoint(tiny_cfg, scripted):
     scripted([0.1, 0.3, 0.3, 0.2])
     train({**tiny_cfg, 'epochs': 4})
     latest, best = checkpoint_paths({**DEFAULTS, **tiny_cfg})
-    assert read_checkpoint(best)['progress'] == dict(epoch=2, best_bleu4=0.3, epochs_since_improvement=0)
-    assert read_checkpoint(latest)['progress'] == dict(epoch=4, best_bleu4=0.3, epochs_since_improvement=2)
+    assert read_checkpoint(best)['progress'] == dict(epoch=2, best_score=0.3, epochs_since_improvement=0)
+    assert read_checkpoint(latest)['progress'] == dict(epoch=4, best_score=0.3, epochs_since_improvement=2)
 
 
 def test_learning_rate_falls_and_training_stops(tiny_cfg, scripted, capsys):
@@ -431,7 +431,7 @@ def test_best_score_is_kept_over_a_resume(tiny_cfg, scripted):
     scripted([0.5])
     train({**tiny_cfg, 'epochs': 3, 'checkpoint': str(latest)})
     assert best.read_bytes() == before
-    assert read_checkpoint(latest)['progress'] == dict(epoch=3, best_bleu4=0.6, epochs_since_improvement=1)
+    assert read_checkpoint(latest)['progress'] == dict(epoch=3, best_score=0.6, epochs_since_improvement=1)
 
 
 def test_going_on_in_another_folder_keeps_all_apart(tiny_cfg, scripted, tmp_path):

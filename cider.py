@@ -1,0 +1,143 @@
+"""CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726, sec. 4 and 7), fast enough to be a reward in training.
+
+Every n-gram g of a caption weighs tf(g) * idf(g); a caption c is compared with a reference s by
+
+    CIDEr-D_n(c, s) = 10 exp(-(l(c) - l(s))^2 / (2 sigma^2)) * sum over g of min(c_g, s_g) s_g / (|c| |s|)
+
+and the score is the mean over the references of an image and over n = 1 to 4. As in the reference implementation
+(pycocoevalcap), idf(g) = log(images) - log(max(1, images with g in a reference)), and the length l is the number of
+bigrams.
+
+Nothing here goes through n-grams one by one: they are numbers, counted and looked up by sorting.
+"""
+
+import numpy as np
+
+N, SIGMA = 4, 6.0
+BITS = 16  # of a word's number: four of them make the 64 of an n-gram's
+
+
+class CiderD:
+    """Scores captions against the references of one set of images.
+
+    :param references: per image a list of reference captions, each a list of words
+    :raises ValueError: no images, an image without references, or more than 65,535 different words
+    """
+
+    def __init__(self, references):
+        if not references or not all(references):
+            raise ValueError('CIDEr-D needs at least one reference caption for each image')
+        self.words = {word: number for number, word in enumerate(
+            sorted({word for those in references for caption in those for word in caption}), 1)}
+        if len(self.words) >= 2 ** BITS:
+            raise ValueError(f'CIDEr-D is written for up to {2 ** BITS - 1:,} different words; these references have '
+                             f'{len(self.words):,}')
+        captions = [caption for those in references for caption in those]
+        self.image_of = np.repeat(np.arange(len(references)), [len(those) for those in references])
+        self.references_of = np.bincount(self.image_of)
+        caption, key, count, self.lengths = self._count(captions)
+
+        image = self.image_of[caption]
+        self.known, dense = np.unique(key, return_inverse=True)  # every n-gram of the references
+        with_it = np.unique(dense * len(references) + image) // len(references)
+        self.log_images = np.log(len(references))
+        self.idf = self.log_images - np.log(np.bincount(with_it, minlength=len(self.known)))
+
+        weight = count * self.idf[dense]
+        self.norms = _norms(caption, key, weight, len(captions))
+        # the n-grams of each image's references, in the order of (image, n-gram), to look them up
+        place = image * len(self.known) + dense
+        order = np.argsort(place, kind='stable')
+        self.places, self.first, self.many = np.unique(place[order], return_index=True, return_counts=True)
+        self.of_reference, self.weight = caption[order], weight[order]
+
+    def scores(self, images, captions):
+        """
+        :param images: (n,) number of each caption's image
+        :param captions: n lists of words; an empty one scores 0
+        :return: (n,) float64, 0 to 10
+        """
+        images = np.asarray(images, dtype=np.int64)
+        caption, key, count, lengths = self._count(captions)
+        dense = np.searchsorted(self.known, key)
+        dense[dense == len(self.known)] = 0
+        known = self.known[dense] == key
+        weight = count * np.where(known, self.idf[dense], self.log_images)
+        norms = _norms(caption, key, weight, len(captions))
+
+        # each n-gram of a caption, with each reference of its image that has it
+        place = images[caption] * len(self.known) + dense
+        found = np.searchsorted(self.places, place)
+        found[found == len(self.places)] = 0
+        rows = np.flatnonzero(known & (self.places[found] == place))
+        many = self.many[found[rows]]
+        entry = np.repeat(self.first[found[rows]], many) + _count_up(many)
+        row = np.repeat(rows, many)
+
+        n, caption, reference = _order(key[row]), caption[row], self.of_reference[entry]
+        common = np.minimum(weight[row], self.weight[entry]) * self.weight[entry]
+        common /= norms[n, caption] * self.norms[n, reference]
+        common *= np.exp(-(lengths[caption] - self.lengths[reference]) ** 2 / (2 * SIGMA ** 2))
+        total = np.bincount(caption, common, minlength=len(captions))
+        return 10 * total / N / self.references_of[images]
+
+    def score(self, hypotheses):
+        """The corpus's score: the mean over one caption per image, in the order of the references."""
+        return float(self.scores(np.arange(len(hypotheses)), hypotheses).mean())
+
+    def _numbers(self):
+        """:return: function from words to numbers; words that no reference has get new ones, for this time"""
+        known, new = self.words, {}
+
+        def number(word):
+            found = known.get(word)
+            if found is None:
+                found = new.setdefault(word, len(known) + 1 + len(new))
+                if found >= 2 ** BITS:
+                    raise ValueError(f'CIDEr-D is written for up to {2 ** BITS - 1:,} different words; references and '
+                                     'captions have more')
+            return found
+        return number
+
+    def _count(self, captions):
+        """Count every n-gram of every caption.
+
+        :return: caption (k,), key (k,) and count (k,) of the k different ones, ascending by caption; number of bigrams
+            of each caption
+        """
+        sizes = np.array([len(words) for words in captions], dtype=np.int64)
+        words = np.fromiter(map(self._numbers(), (word for caption in captions for word in caption)), np.uint64,
+                            sizes.sum())
+        of_caption = np.repeat(np.arange(len(captions)), sizes)
+        left = np.repeat(sizes, sizes) - _count_up(sizes)  # words from here to the caption's end
+        keys, owners, key = [], [], np.zeros(len(words), dtype=np.uint64)
+        for n in range(N):
+            here = np.flatnonzero(left > n)
+            key[here] |= words[here + n] << np.uint64(BITS * n)
+            keys.append(key[here])
+            owners.append(of_caption[here])
+        keys, owners = np.concatenate(keys), np.concatenate(owners)
+        order = np.lexsort((keys, owners))
+        keys, owners = keys[order], owners[order]
+        new = np.ones(len(keys), dtype=bool)
+        new[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
+        starts = np.flatnonzero(new)
+        return owners[starts], keys[starts], np.diff(np.append(starts, len(keys))), np.maximum(sizes - 1, 0)
+
+
+def _order(key):
+    """n - 1 of the n-grams with these numbers."""
+    return sum((key >> np.uint64(BITS * n) > 0).astype(np.int64) for n in range(1, N))
+
+
+def _norms(caption, key, weight, captions):
+    """:return: (N, captions) the lengths of their vectors; 1 in place of 0, whose products are 0 anyway"""
+    squares = np.bincount(_order(key) * captions + caption, weight ** 2, minlength=N * captions)
+    norms = np.sqrt(squares).reshape(N, captions)
+    norms[norms == 0] = 1
+    return norms
+
+
+def _count_up(sizes):
+    """0, 1, ... of each size: [2, 3] gives [0, 1, 0, 1, 2]."""
+    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -1,0 +1,111 @@
+"""Self-critical sequence training (Rennie et al. 2017, arXiv 1612.00563): learn from the score of one's own captions.
+
+The loss is L = -E[r(w)], the expected CIDEr-D of captions w drawn from the decoder (eq. 3). Its gradient is
+
+    grad L = -E[(r(w) - b) grad log p(w)]                                  (eqs. 5 and 6)
+
+where the baseline b is the score of the caption that greedy decoding finds ('greedy', the paper's choice, eq. 9), or
+the mean score of the other captions drawn for the same picture ('mean'; Luo 2020, arXiv 2003.09971). What scores above
+the baseline becomes more probable, what scores below less.
+"""
+
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+import lean
+from beam_search import greedy_search, never_said, sample_search
+from cider import CiderD
+
+BASELINES = 'greedy', 'mean'
+END = ['<end>']  # counts as a word here, else captions learn to break off
+
+
+class SelfCritical:
+    """The loss on a training set.
+
+    :param references: per picture a list of captions, each a list of words
+    :param samples: captions drawn per picture
+    :param baseline: 'greedy' or 'mean'
+    """
+
+    def __init__(self, references, samples, baseline):
+        self.scorer = CiderD([[words + END for words in those] for those in references])
+        self.samples, self.baseline = samples, baseline
+
+    def __call__(self, model, encoder_out, pictures, weights):
+        """
+        :param model: ``checkpoints.CaptionModel``
+        :param encoder_out: (n, h, w, encoder_dim) encoded pictures
+        :param pictures: (n,) their numbers among the references
+        :param weights: (n,) how much each counts
+        :return: surrogate loss, whose gradient is that of L; L itself (both 0-dim)
+        """
+        k, word_map = self.samples, model.word_map
+        # drawn by the decoder as it captions, without dropout
+        drawn = sample_search(model.decoder, encoder_out.detach().repeat_interleave(k, dim=0), word_map)
+        reward = self.rewards(model, drawn, pictures.repeat_interleave(k)).view(-1, k)
+        if self.baseline == 'greedy':
+            greedy = greedy_search(model.decoder, encoder_out.detach(), word_map)
+            baseline = self.rewards(model, greedy, pictures).unsqueeze(1)
+        else:
+            baseline = (reward.sum(dim=1, keepdim=True) - reward) / (k - 1)
+        advantage = ((reward - baseline) * weights.unsqueeze(1) / k).flatten().to(encoder_out.device)
+        log_p = log_probabilities(model, encoder_out, drawn, torch.arange(len(pictures)).repeat_interleave(k))
+        return -(advantage * log_p).sum(), -(reward.mean(dim=1) * weights).sum()
+
+    def rewards(self, model, found, pictures):
+        """:return: (len(found),) CIDEr-D of hypotheses"""
+        captions = [model.words(one.words) + END * one.finished for one in found]
+        return torch.from_numpy(self.scorer.scores(pictures.numpy(), captions)).float()
+
+
+def log_probabilities(model, encoder_out, found, image_of):
+    """log p of captions, with gradient, in one pass of teacher forcing.
+
+    :param encoder_out: (n, h, w, encoder_dim); ``found``: m hypotheses; ``image_of``: (m,) of which picture each is
+    :return: (m,)
+    """
+    start, end, device = model.word_map['<start>'], model.word_map['<end>'], encoder_out.device
+    rows = [[start, *one.words, *[end] * one.finished] for one in found]
+    lengths = torch.tensor([len(row) for row in rows])
+    captions = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
+    for caption, row in zip(captions, rows, strict=True):
+        caption[:len(row)] = torch.tensor(row)
+    captions, image_of = captions.to(device), image_of.to(device)
+    with without_dropout(model.decoder):
+        if model.lean:
+            decoded = lean.lean_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
+        else:
+            decoded = model.decoder(encoder_out[image_of], captions, lengths.unsqueeze(1).to(device))
+    scores, captions, decode_lengths, *_, sort_ind = decoded
+    if not isinstance(scores, PackedSequence):
+        scores = pack_padded_sequence(scores, decode_lengths, batch_first=True)
+    targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)
+    # the words that are never drawn have no probability here either
+    scores = scores.data.float().index_fill(1, never_said(model.word_map, device), -torch.inf)
+    log_p = scores.log_softmax(dim=1).gather(1, targets.data.unsqueeze(1)).squeeze(1)
+    # a packed sequence holds, step by step, the captions that are still running: the first so many
+    owner = torch.cat([torch.arange(size) for size in targets.batch_sizes.tolist()]).to(device)
+    return log_p.new_zeros(len(found)).index_add(0, sort_ind[owner].to(device), log_p)
+
+
+@contextmanager
+def without_dropout(decoder):
+    """In the block the decoder trains, but drops nothing, and batch norm uses its running statistics."""
+    decoder.train()
+    changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout)]
+    before = [module.p for module in changed]
+    for module in decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    try:
+        yield
+    finally:
+        for module, p in zip(changed, before, strict=True):
+            module.p = p
+        decoder.train()

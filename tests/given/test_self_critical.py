@@ -1,0 +1,169 @@
+"""Self-critical training: the gradient is that of the expected score, and the score rises."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import self_critical
+import solver
+from beam_search import Hypothesis, sample_search
+from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint
+from self_critical import SelfCritical, log_probabilities, without_dropout
+from solver import DEFAULTS, caption_dataset, check_settings, train
+
+
+@pytest.fixture(scope='module', params=['Attention', 'NoAttention', 'extensions.DecoderWithAdaptiveAttention'])
+def trained(request, tiny_data, tmp_path_factory):
+    """Settings and best checkpoint of a few epochs of cross-entropy."""
+    decoder = request.param if '.' in request.param else None
+    cfg = dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10,
+               epochs=6, batch_size=20, decoder_lr=2e-2, device='cpu', decoder=decoder, dropout=0.3,
+               attention=request.param != 'NoAttention', output_folder=str(tmp_path_factory.mktemp('trained')))
+    train(cfg)
+    return cfg, str(checkpoint_paths({**DEFAULTS, **cfg})[1])
+
+
+@pytest.fixture
+def model(trained):
+    model = load_model(trained[1], 'cpu')
+    model.lean = model.name in ('Attention', 'NoAttention')
+    return model
+
+
+def encoded(model, n=4):
+    return solver.encode(model, caption_dataset(model, 'TRAIN').images(torch.arange(n)))
+
+
+@pytest.mark.parametrize('max_len', [3, 50])
+def test_log_probabilities_are_those_of_the_draw(model, max_len):
+    torch.manual_seed(0)
+    with torch.no_grad():  # so that the search, which leaves these words out, has no probability for them either
+        model.decoder.fc.bias[[model.word_map[word] for word in ('<pad>', '<start>', '<unk>')]] = -1e4
+    image_of = torch.arange(4).repeat_interleave(6)
+    drawn = sample_search(model.decoder, encoded(model)[image_of], model.word_map, max_len)
+    assert max_len > 3 or not all(one.finished for one in drawn)
+    for lean in {model.lean, False}:
+        model.lean = lean
+        found = log_probabilities(model, encoded(model), drawn, image_of)
+        assert found.tolist() == pytest.approx([one.score for one in drawn], abs=1e-3)
+        assert found.requires_grad
+
+
+def test_nothing_is_dropped_and_all_is_as_before_afterwards(model):
+    statistics = {name: value.clone() for name, value in model.decoder.state_dict().items()}
+    rates = [module.p for module in model.decoder.modules() if isinstance(module, nn.Dropout)]
+    model.decoder.train()
+    with without_dropout(model.decoder):
+        drawn = [Hypothesis([5, 6], 0.0, True)]
+        one, other = (log_probabilities(model, encoded(model, 1), drawn, torch.zeros(1, dtype=torch.long))
+                      for _ in range(2))
+    assert torch.equal(one, other) and model.decoder.training
+    assert all(module.training for module in model.decoder.modules())
+    assert rates == [module.p for module in model.decoder.modules() if isinstance(module, nn.Dropout)]
+    for name, value in model.decoder.state_dict().items():
+        assert torch.equal(value, statistics[name]), name  # batch norm's too
+
+
+class OneWord(nn.Module):
+    """Says one word, or none, and ends: so that all captions can be listed. Its parameter: the words' scores."""
+
+    def __init__(self, words):
+        super().__init__()
+        self.scores = nn.Parameter(torch.linspace(-1, 1, 2 * words).mul(9).sin().view(2, words))
+        self.end = words - 1
+
+    def start(self, encoder_out):
+        return (encoder_out,), ()
+
+    def step(self, words, state, memory):
+        picture, = state
+        scores = self.scores[picture[:, 0].long()]
+        ended = torch.full_like(scores, -1e9)
+        ended[:, self.end] = 0
+        return torch.where((words != 0).unsqueeze(1), ended, scores), state, None
+
+    def forward(self, encoder_out, captions, lengths):
+        lengths, order = lengths.flatten().sort(descending=True)
+        state, captions, outputs = (encoder_out[order],), captions[order], []
+        for t in range(int(lengths.max()) - 1):
+            outputs.append(self.step(captions[:, t], state, ())[0])
+        return torch.stack(outputs, dim=1), captions, (lengths - 1).tolist(), order
+
+
+@pytest.mark.parametrize('baseline', ['greedy', 'mean'])
+def test_the_gradient_is_that_of_the_expected_score(baseline):
+    """The mean over many draws is the gradient of the sum over all captions of p(caption) * CIDEr-D(caption)."""
+    words = ['<start>', 'red', 'star', 'moon', 'a', '<unk>', '<pad>', '<end>']
+    word_map = {word: index for index, word in enumerate(words)}
+    model = CaptionModel(nn.Identity(), OneWord(len(words)), word_map, {'device': 'cpu'})
+    references = [[['red', 'star'], ['star']], [['moon'], ['star', 'moon']], [['a']]]
+    encoder_out, pictures = torch.tensor([[0.0], [1.0]]), torch.arange(2)
+    weights, by_score = torch.tensor([0.25, 0.75]), SelfCritical(references, 300, baseline)
+    listed = [Hypothesis([], 0.0, True), *(Hypothesis([word_map[word]], 0.0, True) for word in words[1:5])]
+    exact = 0
+    for picture in (0, 1):
+        p = log_probabilities(model, encoder_out, listed, torch.full((5,), picture)).exp()
+        assert p.sum().item() == pytest.approx(1)
+        exact = exact - weights[picture] * (p * by_score.rewards(model, listed, torch.full((5,), picture))).sum()
+    expected, = torch.autograd.grad(exact, model.decoder.scores)
+
+    torch.manual_seed(0)
+    gradients, shown = [], []
+    for _ in range(60):
+        loss, value = by_score(model, encoder_out, pictures, weights)
+        gradients.append(torch.autograd.grad(loss, model.decoder.scores)[0])
+        shown.append(value)
+    gradients = torch.stack(gradients)
+    error = gradients.std(dim=0) / math.sqrt(len(gradients))
+    assert torch.stack(shown).mean().item() == pytest.approx(exact.item(), rel=0.03)
+    assert ((gradients.mean(dim=0) - expected).abs() < 4.5 * error + 1e-6).all()
+    assert expected.abs().max() > 20 * error.max()  # or this would show nothing
+
+
+def test_baselines(model, monkeypatch):
+    """Advantages by hand: rewards 1, 2, 6 of the samples; 2 of the greedy caption."""
+    rewards = dict(drawn=torch.tensor([1.0, 2.0, 6.0]), greedy=torch.tensor([2.0]))
+    drawn = [Hypothesis([5], 0.0, True), Hypothesis([6], 0.0, True), Hypothesis([7, 8], 0.0, True)]
+    monkeypatch.setattr(self_critical, 'sample_search', lambda *_: drawn)
+    monkeypatch.setattr(self_critical, 'greedy_search', lambda *_: drawn[:1])
+    monkeypatch.setattr(SelfCritical, 'rewards', lambda self, _, found, __: rewards['drawn' if len(found) > 1 else
+                                                                                    'greedy'])
+    log_p = log_probabilities(model, encoded(model, 1), drawn, torch.zeros(3, dtype=torch.long))
+    for baseline, advantages in (('greedy', [-1, 0, 4]), ('mean', [1 - 4, 2 - 3.5, 6 - 1.5])):
+        loss, shown = SelfCritical([[['a']]], 3, baseline)(model, encoded(model, 1), torch.tensor([0]), torch.ones(1))
+        assert loss.item() == pytest.approx(-sum(a * p for a, p in zip(advantages, log_p.tolist(), strict=True)) / 3)
+        assert shown == -3
+
+
+@pytest.mark.parametrize('baseline', ['greedy', 'mean'])
+def test_the_score_rises(trained, baseline, tmp_path, capsys):
+    cfg, start = trained
+    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 1e-2, 'epochs': 10, 'batch_size': 10,
+           'samples': 10, 'output_folder': str(tmp_path)}
+    history = train(cfg)
+    before = read_checkpoint(start)['history'][-1]['val_greedy_cider']
+    assert f'CIDEr {before:.3f} on validation' in capsys.readouterr().out
+    assert all(epoch['train_top5'] is None for epoch in history)
+    # the mean CIDEr-D of what it draws
+    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * history[0]['train_loss']
+    latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
+    scores = [epoch['val_greedy_cider'] for epoch in history]
+    assert latest['progress']['best_score'] == max(scores)
+    assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
+
+
+def test_two_processes_draw_for_different_pictures(trained, tmp_path):
+    cfg, start = trained
+    history = train({**cfg, 'start_from': start, 'self_critical': 'mean', 'decoder_lr': 3e-3, 'epochs': 1,
+                     'processes': 2, 'output_folder': str(tmp_path)})
+    assert history[0]['train_loss'] < 0
+
+
+def test_impossible_settings():
+    for value in ('cider', True, 1):
+        with pytest.raises(ValueError, match="setting 'self_critical' is"):
+            check_settings({'self_critical': value})
+    with pytest.raises(ValueError, match="setting 'samples' is 1; it must be at least 2"):
+        check_settings({'self_critical': 'mean', 'samples': 1})
