@@ -1,11 +1,12 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs.
+# make compare: all decoders on the embedded data set, side by side.
 # make bench: how much faster than the usual way, on this machine.
-# For instructors: make handout (folder and zip for students), make gradescope (its autograder zip).
+# For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip).
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test bench handout gradescope clean
+.PHONY: demo test compare bench handout bonus gradescope clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
@@ -13,11 +14,17 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
 
+compare: $(VENV)/.ready
+	$(PY) -m instructor.compare
+
 bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench
 
 handout: $(VENV)/.ready
 	$(PY) -m instructor.handout --install
+
+bonus: $(VENV)/.ready
+	$(PY) -m instructor.bonus
 
 gradescope: $(VENV)/.ready
 	$(PY) -m instructor.gradescope

@@ -71,6 +71,15 @@ class DecoderWithSpatialAttention(nn.Module):
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
         super().__init__()
         self.vocab_size = vocab_size
+        # TODO 6: DecoderWithSpatialAttention.__init__
+        #   Make the layers, under exactly these names:
+        #   self.embedding    nn.Embedding  word index -> embed_dim
+        #   self.W_a          nn.Linear     encoder_dim -> decoder_dim;  self.W_b  encoder_dim -> embed_dim
+        #   self.decode_step  nn.LSTMCell   input 2 embed_dim, state decoder_dim
+        #   self.W_v, W_g     nn.Linear     decoder_dim -> attention_dim, without bias
+        #   self.w_h          nn.Linear     attention_dim -> 1, without bias
+        #   self.dropout      nn.Dropout;   self.fc  nn.Linear  decoder_dim -> vocab_size
+        ### BEGIN SOLUTION
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.W_a = nn.Linear(encoder_dim, decoder_dim)
         self.W_b = nn.Linear(encoder_dim, embed_dim)
@@ -80,6 +89,7 @@ class DecoderWithSpatialAttention(nn.Module):
         self.w_h = nn.Linear(attention_dim, 1, bias=False)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(decoder_dim, vocab_size)
+        ### END SOLUTION
         init_word_layers(self)
 
     def look(self, encoder_out):
@@ -89,9 +99,13 @@ class DecoderWithSpatialAttention(nn.Module):
         :return: V (batch_size, num_pixels, decoder_dim), W_v V (batch_size, num_pixels, attention_dim),
             v_g (batch_size, embed_dim)
         """
+        # TODO 6: DecoderWithSpatialAttention.look
+        #   V = ReLU(W_a a_i), all pixels at once; v_g = ReLU(W_b of the mean over the pixels)
+        ### BEGIN SOLUTION
         V = F.relu(self.W_a(encoder_out))
         v_g = F.relu(self.W_b(encoder_out.mean(dim=1)))
         return V, self.W_v(V), v_g
+        ### END SOLUTION
 
     def attend(self, V, keys, h, x, h_before, tanh_m):
         """
@@ -101,9 +115,13 @@ class DecoderWithSpatialAttention(nn.Module):
         :param x: (batch_size, ..., 2 embed_dim) the LSTM's input
         :return: c_t (batch_size, ..., decoder_dim), alpha (batch_size, ..., num_pixels)
         """
+        # TODO 6: DecoderWithSpatialAttention.attend
+        #   alpha = softmax of self.score(keys, h) over the pixels; c = weighted_sum(alpha, V)
+        ### BEGIN SOLUTION
         z = self.score(keys, h)
         alpha = z.softmax(dim=-1)
         return weighted_sum(alpha, V), alpha
+        ### END SOLUTION
 
     def score(self, keys, h):
         """z_t = w_h^T tanh(W_v V + W_g h_t), eq. 6: (batch_size, ..., num_pixels)"""
@@ -116,11 +134,18 @@ class DecoderWithSpatialAttention(nn.Module):
         :param embeddings: (batch_size, embed_dim); ``h``, ``m``: (batch_size, decoder_dim) the old state
         :return: predictions (batch_size, vocab_size), alpha (batch_size, num_pixels), new h, new m
         """
+        # TODO 6: DecoderWithSpatialAttention.one_step
+        #   1. x = [w_t; v_g]                                (batch_size, 2 embed_dim)
+        #   2. the LSTM on x, keeping the old h
+        #   3. c, alpha = self.attend(V, keys, new h, x, old h, tanh(new m))
+        #   4. predictions = fc(dropout(c + new h))            (batch_size, vocab_size)
+        ### BEGIN SOLUTION
         x = torch.cat([embeddings, v_g], dim=1)
         h_before = h
         h, m = self.decode_step(x, (h, m))
         c, alpha = self.attend(V, keys, h, x, h_before, torch.tanh(m))
         return self.fc(self.dropout(c + h)), alpha, h, m
+        ### END SOLUTION
 
     def forward(self, encoder_out, encoded_captions, caption_lengths):
         """Teacher forcing, all steps at once; parameters as of ``models.DecoderWithAttention.forward``.
@@ -181,22 +206,38 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
         super().__init__(attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim, dropout)
+        # TODO 7: DecoderWithAdaptiveAttention.__init__
+        #   self.W_x  nn.Linear  2 embed_dim -> decoder_dim;  self.W_h  decoder_dim -> decoder_dim, without bias
+        #   self.W_s  nn.Linear  decoder_dim -> attention_dim, without bias
+        ### BEGIN SOLUTION
         self.W_x = nn.Linear(2 * embed_dim, decoder_dim)
         self.W_h = nn.Linear(decoder_dim, decoder_dim, bias=False)
         self.W_s = nn.Linear(decoder_dim, attention_dim, bias=False)
+        ### END SOLUTION
 
     def sentinel(self, x, h_before, tanh_m):
         """s_t, eqs. 9 and 10: (batch_size, ..., decoder_dim)"""
+        # TODO 7: DecoderWithAdaptiveAttention.sentinel
+        #   g = sigmoid(W_x x + W_h h_{t-1});  s = g * tanh(m_t), of the new cell state
+        ### BEGIN SOLUTION
         g = torch.sigmoid(self.W_x(x) + self.W_h(h_before))
         return g * tanh_m
+        ### END SOLUTION
 
     def attend(self, V, keys, h, x, h_before, tanh_m):
         """As in the class above, but c^_t, and alpha^_t without its last entry."""
+        # TODO 7: DecoderWithAdaptiveAttention.attend
+        #   1. s = self.sentinel(...);  its score: w_h tanh(W_s s + W_g h)         (batch_size, ..., 1)
+        #   2. softmax over the scores of the pixels and of the sentinel together
+        #   3. beta = the last entry;  c^ = beta s + weighted_sum(the others, V)
+        #   4. return c^, the others
+        ### BEGIN SOLUTION
         s = self.sentinel(x, h_before, tanh_m)
         z_s = self.w_h(torch.tanh(self.W_s(s) + self.W_g(h)))
         alpha = torch.cat([self.score(keys, h), z_s], dim=-1).softmax(dim=-1)
         alpha, beta = alpha[..., :-1], alpha[..., -1:]
         return beta * s + weighted_sum(alpha, V), alpha
+        ### END SOLUTION
 
     def all_tanh_m(self, x, h_before, h):
         """tanh(m_t) of all steps. ``torch.lstm`` keeps m_t to itself, but h_t = o_t * tanh(m_t), and the output gate
@@ -308,9 +349,14 @@ class DecoderWithCell(WordByWord):
         :param state: h, or h and c, each (batch_size, decoder_dim); nothing at first
         :return: new state: tuple (h,) or (h, c)
         """
+        # TODO 8: DecoderWithCell.one_step
+        #   an LSTM cell takes and gives (h, c), the others h alone; without a state they start from zeros
+        #   return a tuple
+        ### BEGIN SOLUTION
         if isinstance(self.decode_step, nn.LSTMCell):
             return self.decode_step(embeddings, state or None)
         return (self.decode_step(embeddings, *state),)
+        ### END SOLUTION
 
     def start(self, encoder_out):
         """:return: state after the picture; no memory"""
@@ -350,10 +396,16 @@ class BahdanauAttention(nn.Module):
         :param keys: W a_i (batch_size, num_pixels, attention_dim), if the caller has them
         :return: context (batch_size, encoder_dim), alpha (batch_size, num_pixels)
         """
+        # TODO 9: BahdanauAttention.forward
+        #   1. keys = W(encoder_out), if there are none            (batch_size, num_pixels, attention_dim)
+        #   2. e = v(ELU(keys + U(h))), the last dimension dropped  (batch_size, num_pixels)
+        #   3. alpha = softmax over the pixels; context = weighted_sum(alpha, encoder_out)
+        ### BEGIN SOLUTION
         keys = self.W(encoder_out) if keys is None else keys
         e = self.v(F.elu(keys + self.U(h).unsqueeze(1))).squeeze(2)
         alpha = e.softmax(dim=1)
         return weighted_sum(alpha, encoder_out), alpha
+        ### END SOLUTION
 
 
 class DecoderWithBahdanauAttention(WordByWord):
@@ -381,10 +433,16 @@ class DecoderWithBahdanauAttention(WordByWord):
         """
         :return: alpha (batch_size, num_pixels), new h, new c (batch_size, decoder_dim)
         """
+        # TODO 9: DecoderWithBahdanauAttention.one_step
+        #   1. context, alpha from the attention of the old h
+        #   2. the gate sigmoid(f_beta(h)) scales the context
+        #   3. the LSTM on [embedding; gated context]
+        ### BEGIN SOLUTION
         context, alpha = self.attention(encoder_out, h, keys)
         gate = torch.sigmoid(self.f_beta(h))
         h, c = self.decode_step(torch.cat([embeddings, gate * context], dim=1), (h, c))
         return alpha, h, c
+        ### END SOLUTION
 
     def start(self, encoder_out):
         """:return: first state from the mean of the pixels, memory: pixels and keys"""
@@ -446,12 +504,20 @@ class ScaledDotProductAttention(nn.Module):
         :param keys: key(cells) (batch_size, num_pixels, attention_dim), if the caller has them
         :return: context (batch_size, encoder_dim); alpha (batch_size, num_pixels), the mean over the heads
         """
+        # TODO 10: ScaledDotProductAttention.forward
+        #   1. q from h, k from the cells, v the cells, each split among the heads:
+        #                                                      (batch_size, heads, ..., channels of a head)
+        #   2. context = F.scaled_dot_product_attention(q, k, v), the heads side by side again:
+        #                                                      (batch_size, encoder_dim)
+        #   3. alpha = softmax of q k^T / sqrt(channels of a head) over the keys, the mean over the heads
+        ### BEGIN SOLUTION
         keys = self.key(cells) if keys is None else keys
         q, k, v = (values.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (batch_size, heads, ..., channels of a head)
                    for values in (self.query(h).unsqueeze(1), keys, cells))
         context = F.scaled_dot_product_attention(q, k, v).flatten(1)
         alpha = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).softmax(dim=-1)  # it does not tell its weights
         return context, alpha.mean(dim=1).squeeze(1)
+        ### END SOLUTION
 
 
 class CaptionNet(WordByWord):
@@ -488,9 +554,15 @@ class CaptionNet(WordByWord):
         """
         :return: [h; context; embedding] (batch_size, decoder_dim + encoder_dim + embed_dim), alpha, new h, new c
         """
+        # TODO 10: CaptionNet.one_step
+        #   1. context, alpha from the attention of the old h
+        #   2. the LSTM on [embedding; context]
+        #   3. return [new h; context; embedding], alpha, new h, new c
+        ### BEGIN SOLUTION
         context, alpha = self.attention(cells, h, keys)
         h, c = self.decode_step(torch.cat([embeddings, context], dim=1), (h, c))
         return torch.cat([h, context, embeddings], dim=1), alpha, h, c
+        ### END SOLUTION
 
     def start(self, encoder_out):
         """:return: first state from the mean of the cells, memory: cells and keys"""

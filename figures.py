@@ -66,6 +66,30 @@ def plot_history(histories):
     return figure
 
 
+def plot_comparison(histories):
+    """Many runs in one figure: validation loss, top-5 accuracy and greedy BLEU-4 per epoch.
+
+    :param histories: dict name -> list of histories of ``solver.train``, one per seed; the first seed's line is full
+    """
+    figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
+    keys = dict(val_loss='validation loss', val_top5='validation top-5 accuracy, %',
+                val_greedy_bleu4='validation BLEU-4, greedy')
+    colors = plt.get_cmap('tab10' if len(histories) <= 10 else 'tab20')
+    for i, (name, of_seeds) in enumerate(histories.items()):
+        for seed, history in enumerate(of_seeds):
+            for axes, key in zip(panels, keys, strict=True):
+                axes.plot([entry['epoch'] for entry in history], [entry[key] for entry in history], marker='o',
+                          markersize=3, color=colors(i), alpha=0.4 if seed else 1,
+                          label=None if seed else label(name))
+    for axes, title in zip(panels, keys.values(), strict=True):
+        axes.set(title=title, xlabel='epoch')
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=9, loc='outside lower center',
+                  ncols=min(len(histories), 5))
+    return figure
+
+
 def plot_bleu(results):
     """BLEU-1 to 4 against beam size, a panel per decoder on one scale.
 
@@ -130,6 +154,8 @@ def plot_attention(image, words, alphas, columns=5):
 
     Each map has its own scale: its greatest weight leaves the picture as it is, its least one darkens it. The
     greatest weight stands beside the word, in percent of all the attention (all cells alike: 100 / number of cells).
+    Where a visual sentinel takes a part of the attention, a panel below shows what is left for the picture: 1 - beta,
+    "when it looks".
 
     :param image: (H, W, 3) uint8
     :param words: list of str
@@ -138,9 +164,18 @@ def plot_attention(image, words, alphas, columns=5):
     panels = len(words) + 1
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(2.3 * columns, 2.5 * rows), layout='constrained', squeeze=False)
+    looks = how_much_it_looks(alphas)
+    figure = plt.figure(figsize=(2.3 * columns, 2.5 * rows + 2.2 * (looks is not None)), layout='constrained')
+    maps, *below = figure.subfigures(1 + (looks is not None), 1, squeeze=False,
+                                     height_ratios=[2.5 * rows, 2.2][:1 + (looks is not None)]).flat
+    axes = maps.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
         ax.axis('off')
+    for part in below:
+        ax = part.subplots()
+        ax.bar(range(len(words)), looks, color='tab:blue')
+        ax.set_xticks(range(len(words)), words, rotation=45, ha='right')
+        ax.set(ylim=(0, 1), ylabel='1 - β', title='when it looks')
     axes.flat[0].imshow(image)
     axes.flat[0].set_title('picture', fontsize=11)
     for ax, word, alpha in zip(axes.flat[1:], words, alphas, strict=False):
@@ -150,6 +185,37 @@ def plot_attention(image, words, alphas, columns=5):
         ax.imshow((image * (DARKEST + (1 - DARKEST) * light[..., np.newaxis])).astype(np.uint8))
         ax.set_title(f'{word}  {alpha.max():.0%}', fontsize=11)
     figure.suptitle(textwrap.fill(' '.join(words), 24 * columns), fontsize=12)
+    return figure
+
+
+def how_much_it_looks(alphas):
+    """1 - beta per word where a visual sentinel has the rest of the attention; None where the cells have all of it.
+
+    :param alphas: (words, h, w), or None
+    """
+    if alphas is None or not len(alphas):
+        return None
+    looks = np.asarray(alphas, dtype=float).reshape(len(alphas), -1).sum(axis=1)
+    return looks if (looks < 1 - 1e-3).any() else None
+
+
+def plot_looks(by_word, visual, at_least=10):
+    """Mean 1 - beta of each word, the words of things and colours in a colour of their own (Lu et al. 2017, fig. 6).
+
+    :param by_word: dict word -> list of 1 - beta, over all captions
+    :param visual: the words that say what is seen
+    :param at_least: words said less often are left out
+    """
+    means = sorted(((np.mean(values), word) for word, values in by_word.items() if len(values) >= at_least),
+                   reverse=True)
+    figure, axes = plt.subplots(figsize=(max(0.3 * len(means), 4), 3.6), layout='constrained')
+    for part, color, name in ((True, 'tab:blue', 'shapes and colours'), (False, 'tab:gray', 'other words')):
+        chosen = [(i, value) for i, (value, word) in enumerate(means) if (word in visual) == part]
+        if chosen:
+            axes.bar(*zip(*chosen, strict=True), color=color, label=name)
+    axes.set_xticks(range(len(means)), [word for _, word in means], rotation=60, ha='right', fontsize=8)
+    axes.set(ylim=(0, 1), ylabel='mean 1 - β', title='how much it looks, word by word')
+    axes.legend()
     return figure
 
 

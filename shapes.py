@@ -462,6 +462,22 @@ def attention_hits(tokens, alphas, objects):
     return hits, words, chance
 
 
+def looks_by_word(captions):
+    """How much a decoder with a visual sentinel looks at the picture for each word.
+
+    :param captions: list of dicts of ``evaluate.caption_split``: ``caption``, ``alphas`` (words, h, w)
+    :return: dict word -> list of 1 - beta (the sum of its alphas)
+    """
+    found = {}
+    for c in captions:
+        for word, alpha in zip(c["caption"], c["alphas"], strict=True):
+            found.setdefault(word, []).append(float(np.asarray(alpha).sum()))
+    return found
+
+
+VISUAL_WORDS = {*COLORS, *SHAPE_OF_WORD}  # what is seen; the others could be guessed from the words before
+
+
 def judge_captions(captions, json_path):
     """Check the captions of a whole split against what was drawn.
 

@@ -20,15 +20,17 @@ BEGIN, END = '### BEGIN SOLUTION', '### END SOLUTION'
 TITLE = re.compile(r'^\s*# TODO (\d+): (\S+)$')
 
 
-def student_source(reference):
+def student_source(reference, file='models.py', first=1):
     """Cut the solution blocks out of a reference source.
 
     :param reference: Python source with marked blocks
+    :param file: its name in the student's folder
+    :param first: number of its first TODO
     :return: source in which each block raises ``NotImplementedError('TODO n: Class.method ...')``
     :raises ValueError: a block without its TODO, a TODO with the wrong name or number, an unpaired marker
     """
     names = qualified_names(reference)
-    kept, todo, begin, last_number = [], None, None, 1
+    kept, todo, begin, last_number = [], None, None, first
     for number, line in enumerate(reference.splitlines(), 1):
         marker = line.strip()
         if begin is None and (title := TITLE.match(line)):
@@ -41,7 +43,7 @@ def student_source(reference):
             if not last_number <= todo[0] <= last_number + 1:
                 raise ValueError(f'line {number}: TODO {todo[0]} follows TODO {last_number}')
             begin = number
-            message = f'TODO {todo[0]}: {todo[1]} is still to do: follow its steps in models.py'
+            message = f'TODO {todo[0]}: {todo[1]} is still to do: follow its steps in {file}'
             indent = line[:len(line) - len(line.lstrip())]
             kept += [f'{indent}raise NotImplementedError(', f'{indent}    {message!r})']
             last_number = todo[0]

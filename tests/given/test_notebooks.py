@@ -80,6 +80,29 @@ def test_caption(folder):
     run(folder, 'caption.ipynb', pictures='mine.png')  # one picture needs no list
 
 
+def test_a_decoder_with_a_sentinel(folder):
+    cfg = {**training_cfg(True), 'decoder': 'extensions.DecoderWithAdaptiveAttention', 'output_folder': 'runs/adaptive'}
+    run(folder, 'train_attention.ipynb', pictures=PICTURES, cfg=cfg, check=False)
+    name = 'DecoderWithAdaptiveAttention'
+    printed, _ = run(folder, 'test.ipynb', run_folder='runs/adaptive', decoders=[name], beam_sizes=[1])
+    assert f'{name}: every object right in ' in printed
+    printed, pictures = run(folder, 'caption.ipynb', run_folder='runs/adaptive', decoders=[name], pictures=[1])
+    assert pictures == 1
+    figures = {path.name for path in (folder / 'runs/adaptive/figures').iterdir()}
+    assert {f'attention_test1_{name}.png', f'looks_{name}.png'} <= figures
+
+
+def test_compare(folder):
+    cfg = {key: value for key, value in training_cfg(True).items() if key not in ('attention', 'output_folder')}
+    _, pictures = run(folder, 'compare.ipynb', pictures=PICTURES, cfg=cfg, shown=[0, 3], runs={
+        'plain LSTM': dict(attention=False), 'CaptionNet': dict(decoder='extensions.CaptionNet'),
+        'both': dict(ensemble=['plain LSTM', 'CaptionNet'])})
+    assert pictures == 3
+    figures = folder / 'runs/compare/figures'
+    assert all((figures / f'{name}.png').stat().st_size > 10_000 for name in ('curves', 'bleu', 'captions'))
+    assert (folder / 'runs/compare/comparison.md').read_text().count('\n') == 5
+
+
 def test_report(folder):
     notebook = folder / 'report/report.ipynb'
     notebook.write_text(notebook.read_text(encoding='utf-8').replace("picture = 'test0'", "picture = 'test1'"),

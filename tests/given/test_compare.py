@@ -1,0 +1,113 @@
+"""Several decoders side by side: each trained once, tested on the same pictures, and gone on with after a stop."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import compare as module
+from compare import compare, comparison_table, of_seeds, side_by_side
+
+RUNS = {
+    'plain LSTM': dict(attention=False),
+    'adaptive': dict(decoder='extensions.DecoderWithAdaptiveAttention', epochs=3),
+    'adaptive, self-critical': dict(decoder='extensions.DecoderWithAdaptiveAttention', start_from='adaptive',
+                                    self_critical='greedy', epochs=1),
+    'both': dict(ensemble=['plain LSTM', 'adaptive']),
+}
+
+
+@pytest.fixture
+def cfg(tiny_cfg):
+    return {key: value for key, value in tiny_cfg.items() if key != 'output_folder'}
+
+
+def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
+    results = compare(RUNS, cfg, tmp_path, seeds=(0, 1), beam_sizes=(1, 2, 3))
+    assert [result['name'] for result in results] == list(RUNS)
+    assert [len(result['seeds']) for result in results] == [2, 2, 2, 1]
+    for result in results:
+        epochs = 0 if result['name'] == 'both' else RUNS[result['name']].get('epochs', cfg['epochs'])
+        for seed in result['seeds']:
+            assert len(seed['history']) == epochs and len(seed['captions']) == 6
+            assert [row['beam_size'] for row in seed['scores']] == [1, 2, 3]
+    weights = [seed['parameters'] for result in results for seed in result['seeds']]
+    assert weights[-1] == 2 * (weights[0] + weights[2])  # two seeds of each
+    assert results[0]['seeds'][0]['history'] != results[0]['seeds'][1]['history']
+    assert capsys.readouterr().out.count('Starting from the weights of') == 2
+
+    files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob('*') if path.is_file()}
+    assert {'comparison.json', 'comparison.md', 'plain_LSTM/seed_0/test_NoAttention.json',
+            'adaptive__self_critical/seed_1/BEST_checkpoint_DecoderWithAdaptiveAttention.pth.tar',
+            'both/test_Ensemble.json', 'both/test_Ensemble_results.json', 'both/test_annotations.json'} <= files
+    assert json.loads((tmp_path / 'comparison.json').read_text()) == json.loads(json.dumps(results))
+    table = (tmp_path / 'comparison.md').read_text()
+    rows = table.splitlines()
+    assert len(rows) == 6 and len({row.count('|') for row in rows}) == 1
+    assert '| 3 of 3' in rows[3] or '| 2 of 3' in rows[3] or '| 1 of 3' in rows[3]
+    assert rows[5].startswith('| both | ') and '±' in rows[2] and '±' not in rows[5]
+    lines = side_by_side(results, 4).splitlines()
+    assert [line.split(':')[0] for line in lines] == [*RUNS, 'people']
+
+
+def test_a_second_time_nothing_is_trained(cfg, tmp_path, monkeypatch):
+    first = compare(RUNS, cfg, tmp_path)
+    monkeypatch.setattr(module, 'train', lambda *_: 1 / 0)
+    again = compare(RUNS, cfg, tmp_path)
+    for one, other in zip(first, again, strict=True):
+        for seed, same in zip(one['seeds'], other['seeds'], strict=True):
+            assert seed['history'] == same['history'] and seed['captions'] == same['captions']
+    with pytest.raises(ZeroDivisionError):  # other settings are another run
+        compare(RUNS, {**cfg, 'dropout': 0.2}, tmp_path)
+
+
+def test_a_run_that_was_stopped_goes_on(cfg, tmp_path, monkeypatch):
+    expected = compare({'a': dict(epochs=3)}, cfg, tmp_path / 'whole')
+    real, calls = module.train, []
+
+    def stopped(settings):
+        monkeypatch.setattr('solver.validate', interrupted)
+        return real(settings)
+
+    from solver import validate
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return validate(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, 'train', stopped)
+        with pytest.raises(KeyboardInterrupt):
+            compare({'a': dict(epochs=3)}, cfg, tmp_path / 'parts')
+    monkeypatch.setattr('solver.validate', validate)
+    found = compare({'a': dict(epochs=3)}, cfg, tmp_path / 'parts')
+    assert [{**epoch, 'seconds': 0} for epoch in found[0]['seeds'][0]['history']] == [
+        {**epoch, 'seconds': 0} for epoch in expected[0]['seeds'][0]['history']]
+
+
+@pytest.mark.parametrize(('runs', 'message'), [
+    ({'a': dict(start_from='b'), 'b': {}}, "'a' has start_from='b', but no run above it is called 'b'"),
+    ({'a': {}, 'c': dict(ensemble=['a', 'x'])}, "'c' has ensemble=.*, but no run above it is called 'x'"),
+    ({'a': {}, 'c': dict(ensemble=[])}, "'c' is an ensemble of nothing"),
+    ({'a': {}, 'c': dict(batchsize=3)}, "unknown setting 'batchsize'")])
+def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, monkeypatch, runs, message):
+    monkeypatch.setattr(module, 'train', lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match=message):
+        compare(runs, cfg, tmp_path)
+    assert not list(Path(tmp_path).iterdir())
+
+
+def test_table_by_hand():
+    def seed(bleu, best):
+        scores = [{'beam_size': beam, 'BLEU-1': 0.5 + bleu, 'BLEU-4': bleu + beam / 100} for beam in (1, 3)]
+        return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3, train_seconds=90,
+                    coco=dict(CIDEr=0.6))
+
+    table = comparison_table([dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5)]),
+                              dict(name='two', seeds=[seed(0.3, 9)])])
+    assert table.splitlines()[2] == (
+        '| one | 1,234 | 4 of 9, 5 of 9 | 0.160 ± 0.071 | 0.180 ± 0.071 | 0.650 ± 0.071 | 0.600 ± 0.000 | 1.5 |')
+    assert table.splitlines()[3] == '| two | 1,234 | 9 of 9 | 0.310 | 0.330 | 0.800 | 0.600 | 1.5 |'
+    assert of_seeds([0.25]) == '0.250'
