@@ -103,13 +103,25 @@ def main():
 
 def same(one, other):
     """Equal but for rounding, which differs between machines."""
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, list):
-        return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return abs(one - other) <= 1e-4 * (1 + abs(one))
-    return one == other
+    return not list(differences(one, other))
+
+
+def differences(one, other, where=''):
+    """Where two sets of values differ by more than rounding: lines of text."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in one.keys() | other.keys():
+            if key in one and key in other:
+                yield from differences(one[key], other[key], f'{where}/{key}')
+            else:
+                yield f'{where}/{key}: only in one of them'
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, f'{where}/{i}')
+    elif isinstance(one, float) and isinstance(other, float):
+        if not abs(one - other) <= 1e-4 * (1 + abs(one)):
+            yield f'{where}: {one} and {other}'
+    elif one != other:
+        yield f'{where}: {one} and {other}'
 
 
 if __name__ == '__main__':

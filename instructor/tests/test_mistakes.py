@@ -65,4 +65,7 @@ def test_table_in_the_docs_is_up_to_date():
 
 
 def test_expected_values_are_up_to_date():
-    assert expected.same(json.loads(json.dumps(expected.expected())), json.loads(expected.EXPECTED.read_text()))
+    found, kept = json.loads(json.dumps(expected.expected())), json.loads(expected.EXPECTED.read_text())
+    # whether a loop counts as slow is a matter of the clock; that the slow ones are caught is tested above
+    differ = [line for line in expected.differences(found, kept) if '_speed/' not in line]
+    assert differ == [], 'run python -m instructor.expected'

@@ -17,6 +17,12 @@ RUNS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """METEOR's Java takes longer to start than everything else here; test_coco_metrics.py has it."""
+    monkeypatch.setattr('coco_metrics._meteor', lambda *_: 0.25)
+
+
 @pytest.fixture
 def cfg(tiny_cfg):
     return {key: value for key, value in tiny_cfg.items() if key != 'output_folder'}
