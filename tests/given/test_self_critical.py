@@ -140,14 +140,14 @@ def test_baselines(model, monkeypatch):
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])
 def test_the_score_rises(trained, baseline, tmp_path, capsys):
     cfg, start = trained
-    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 1e-2, 'epochs': 10, 'batch_size': 10,
+    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 1e-2, 'epochs': 10, 'batch_size': 5,
            'samples': 10, 'output_folder': str(tmp_path)}
     history = train(cfg)
     before = read_checkpoint(start)['history'][-1]['val_greedy_cider']
     assert f'CIDEr {before:.3f} on validation' in capsys.readouterr().out
     assert all(epoch['train_top5'] is None for epoch in history)
     # the mean CIDEr-D of what it draws
-    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.05 * history[0]['train_loss']
+    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * history[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
     scores = [epoch['val_greedy_cider'] for epoch in history]
     assert latest['progress']['best_score'] == max(scores)
