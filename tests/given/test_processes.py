@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -169,6 +168,7 @@ def test_features_in_shards_equal_those_of_one_process(tmp_path, tiny_data):
     """Three processes, one of them killed on its way; then two go on: the same bytes as one process's."""
     script = f'''
         import os, signal, sys
+        from pathlib import Path
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(FOLDER)!r}]
         import features, processes
         from test_features import patches
@@ -183,7 +183,7 @@ def test_features_in_shards_equal_those_of_one_process(tmp_path, tiny_data):
             return real(images)
         encoder.native_grid = native_grid
         path = features.encode_images(encoder, {str(tmp_path)!r}, {tiny_data['data_name']!r}, 'TRAIN', batch_size=2)
-        print('encoded', sum(calls[1:]), flush=True)
+        Path({str(tmp_path)!r}, f'encoded.{{processes.rank()}}').write_text(str(sum(calls[1:])))
         processes.disconnect()
     '''
     for path in Path(tiny_data['data_folder']).glob(f"*{tiny_data['data_name']}*"):
@@ -194,7 +194,7 @@ def test_features_in_shards_equal_those_of_one_process(tmp_path, tiny_data):
     assert not list(tmp_path.glob('*FEATURES*.hdf5')) and list(tmp_path.glob('*FEATURES*.part'))
     run = run_script(2, script.replace('DIES', 'False'))
     assert run.returncode == 0, run.stderr
-    batches = sum(map(int, re.findall(r'encoded (\d+)', run.stdout)))  # the processes' lines may be mixed
+    batches = sum(int(path.read_text()) for path in tmp_path.glob('encoded.?'))
     assert 2 <= batches < 12  # of 24 pictures, two at a time; those that had been noted were not encoded again
     path, = tmp_path.glob('*FEATURES*')
     written = path.read_bytes()
