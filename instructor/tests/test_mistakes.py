@@ -65,8 +65,13 @@ def test_table_in_the_docs_is_up_to_date():
     assert table(CAUGHT) == TABLE.read_text(encoding='utf-8'), 'run python -m instructor.mistakes'
 
 
+def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
+    """Python's cached bytecode could not tell them apart."""
+    monkeypatch.setattr(sys, 'dont_write_bytecode', False)
+    assert [load(f'ANSWER = {n}\n', tmp_path).ANSWER for n in range(9)] == list(range(9))
+
+
 def test_expected_values_are_up_to_date():
-    """In a process of its own, where no other test has left anything."""
     check = subprocess.run([sys.executable, '-m', 'instructor.expected', '--check'], cwd=ROOT, capture_output=True,
                            text=True)
     assert check.returncode == 0, check.stdout + check.stderr[-500:]
