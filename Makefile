@@ -1,5 +1,5 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs.
-# make compare: all decoders on the embedded data set, side by side.
+# make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
 # For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip).
 PYTHON ?= python3
@@ -15,7 +15,7 @@ test: $(VENV)/.ready
 	$(PY) -m instructor.test
 
 compare: $(VENV)/.ready
-	$(PY) -m instructor.compare
+	$(PY) -m instructor.compare $(if $(SETTINGS),--settings $(SETTINGS))
 
 bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench

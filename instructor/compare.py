@@ -1,9 +1,11 @@
 """All decoders side by side: ``python -m instructor.compare``.
 
-Lays the reference over a clean copy of the assignment in ``build/compare`` and runs ``compare.ipynb`` there.
+Lays the reference over a clean copy of the assignment in ``build/compare`` and runs ``compare.ipynb`` there, with other
+settings if wanted: ``--settings FILE``, a JSON object with any of the names in the notebook's settings cell.
 """
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,21 +15,45 @@ from papermill.exceptions import PapermillExecutionError
 from instructor.assemble import ROOT, assemble
 from notebooks import run_notebook
 
+NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'output_folder', 'shown')
+
+
+def read_settings(path):
+    """Settings of ``compare.ipynb`` from a JSON file; folders in it are as seen from the present folder.
+
+    :raises ValueError: no such file, no JSON object, or a name that the notebook does not know
+    """
+    try:
+        settings = json.loads(Path(path).read_text(encoding='utf-8'))
+    except OSError as error:
+        raise ValueError(f'cannot read the settings {path}: {error.strerror}') from error
+    except ValueError as error:
+        raise ValueError(f'{path} is not JSON: {error}') from error
+    if not isinstance(settings, dict) or set(settings) - set(NAMES):
+        strange = f', not {", ".join(sorted(set(settings) - set(NAMES)))}' if isinstance(settings, dict) else ''
+        raise ValueError(f'{path} must be an object with any of {", ".join(NAMES)}{strange}')
+    for values, name in ((settings, 'output_folder'), (settings.get('cfg', {}), 'data_folder')):
+        if name in values:
+            values[name] = str(Path(values[name]).resolve())
+    return settings
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'compare', help='build folder')
     parser.add_argument('--models', type=Path, default=ROOT / 'instructor' / 'models.py', help='models.py to lay in')
+    parser.add_argument('--settings', type=Path, help='JSON file with settings in place of those in the notebook')
     arguments = parser.parse_args()
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     try:
+        settings = read_settings(arguments.settings) if arguments.settings else {}
         build = assemble(arguments.models, arguments.build)
-        run_notebook(build / 'compare.ipynb', build / 'compare.ipynb')
+        run_notebook(build / 'compare.ipynb', build / 'compare.ipynb', **settings)
     except ValueError as error:
         sys.exit(f'error: {error}')
     except PapermillExecutionError as error:
         sys.exit(f'error: compare.ipynb stopped: {error.ename}: {error.evalue}')
-    folder = build / 'runs' / 'compare'
+    folder = Path(settings.get('output_folder', build / 'runs' / 'compare'))
     print(f"\n{(folder / 'comparison.md').read_text(encoding='utf-8')}\nfigures   {folder / 'figures'}\n"
           f'notebook  {build / "compare.ipynb"}')
 

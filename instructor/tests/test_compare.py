@@ -1,0 +1,59 @@
+"""``instructor.compare`` with settings of one's own: a data set that lies elsewhere, few runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from create_input_files import create_input_files
+from instructor.assemble import ROOT
+from instructor.compare import NAMES, read_settings
+from shapes import generate_shapes
+
+
+def compare(*arguments):
+    return subprocess.run([sys.executable, '-m', 'instructor.compare', *map(str, arguments)], cwd=ROOT,
+                          capture_output=True, text=True)
+
+
+def test_another_data_set(tmp_path):
+    generate_shapes(tmp_path / 'data', train=24, val=6, test=6)
+    create_input_files('own', tmp_path / 'data/dataset_shapes.json', tmp_path / 'data', min_word_freq=1,
+                       output_folder=tmp_path / 'data')
+    settings = dict(
+        data=None, runs={'plain': dict(attention=False), 'attentive': {}}, seeds=[3], shown=[0, 5],
+        cfg=dict(data_folder=str(tmp_path / 'data'), data_name='own_5_cap_per_img_1_min_word_freq', epochs=1,
+                 encoder='shapes_cnn', encoded_image_size=8, embed_dim=16, attention_dim=16, decoder_dim=16),
+        output_folder=str(tmp_path / 'runs'))
+    (tmp_path / 'settings.json').write_text(json.dumps(settings))
+    run = compare('--build', tmp_path / 'build', '--settings', tmp_path / 'settings.json')
+    assert run.returncode == 0, run.stderr[-2000:]
+    table = (tmp_path / 'runs/comparison.md').read_text()
+    assert table in run.stdout
+    assert [line.split(' | ')[0] for line in table.splitlines()[2:]] == ['| plain', '| attentive']
+    assert {path.stem for path in (tmp_path / 'runs/figures').glob('*.png')} == {'curves', 'bleu', 'captions'}
+    assert (tmp_path / 'runs/attentive/seed_3').is_dir() and not (tmp_path / 'build/data').exists()
+
+
+@pytest.mark.parametrize('content, message', [
+    (None, 'cannot read the settings'), ('{', 'is not JSON'), ('[1]', 'must be an object with any of data'),
+    ('{"epochs": 3}', 'not epochs')])
+def test_settings_that_cannot_be(content, message, tmp_path):
+    path = tmp_path / 'settings.json'
+    if content:
+        path.write_text(content)
+    run = compare('--build', tmp_path / 'build', '--settings', path)
+    assert run.returncode == 1 and message in run.stderr and len(run.stderr.splitlines()) == 1
+    assert not (tmp_path / 'build').exists()
+
+
+def test_names_are_those_of_the_notebook(tmp_path):
+    cells = json.loads((ROOT / 'compare.ipynb').read_text())['cells']
+    cell, = (''.join(cell['source']) for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
+    found = {}
+    exec(cell, found)
+    assert set(NAMES) == {name for name in found if not name.startswith('__')}
+    (tmp_path / 'settings.json').write_text(json.dumps({'cfg': {'data_folder': 'here', 'epochs': 2}}))
+    assert read_settings(tmp_path / 'settings.json') == {'cfg': {'data_folder': str(Path('here').resolve()), 'epochs': 2}}
