@@ -56,4 +56,5 @@ def test_names_are_those_of_the_notebook(tmp_path):
     exec(cell, found)
     assert set(NAMES) == {name for name in found if not name.startswith('__')}
     (tmp_path / 'settings.json').write_text(json.dumps({'cfg': {'data_folder': 'here', 'epochs': 2}}))
-    assert read_settings(tmp_path / 'settings.json') == {'cfg': {'data_folder': str(Path('here').resolve()), 'epochs': 2}}
+    here = str(Path('here').resolve())
+    assert read_settings(tmp_path / 'settings.json') == {'cfg': {'data_folder': here, 'epochs': 2}}
