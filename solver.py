@@ -70,7 +70,7 @@ DEFAULTS = dict(
     weight_decay=0.0,               # of the decoder's weights (AdamW, Loshchilov 2019)
     label_smoothing=0.0,            # share of a target that all words have in common (Szegedy et al. 2016, sec. 7)
     teacher_forcing=1.0,            # probability of feeding the true word; (1.0, 0.7): falling over the epochs
-    alpha_c=1.0,                    # weight of the doubly stochastic attention penalty
+    alpha_c=1.0,                    # weight of the doubly stochastic attention penalty; (1.0, 0.0): falling, too
     fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
     cache_features=True,            # a frozen encoder sees each picture once; False: in every batch
     hold_features=True,             # keep these features in memory, on the device or beside it, if they fit
@@ -129,13 +129,15 @@ def check_settings(cfg):
     for name in ('encoder_lr', 'decoder_lr'):
         require(name, (int, float), lambda v: 0 < v < math.inf, 'a number above 0')
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
-    require('alpha_c', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
     for name in ('dropout', 'embed_dropout', 'label_smoothing'):
         require(name, (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
     require('weight_decay', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
-    require('teacher_forcing', (int, float, tuple, list), lambda v: all(
-        isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p <= 1 for p in of_epochs(v))
-        and len(of_epochs(v)) == 2, 'a number from 0 to 1, or two: in the first and in the last epoch')
+    for name, most, wanted in (('alpha_c', math.inf, 'a number of at least 0'),
+                               ('teacher_forcing', 1, 'a number from 0 to 1')):
+        require(name, (int, float, tuple, list), lambda v, most=most: len(of_epochs(v)) == 2 and all(
+            isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p <= most and p < math.inf
+            for p in of_epochs(v)), f'{wanted}, or two: in the first and in the last epoch')
+        cfg[name] = tuple(cfg[name]) if isinstance(cfg[name], list) else cfg[name]
     require('decoder_options', dict, lambda v: all(isinstance(key, str) for key in v), 'a dict')
     for name in ('attention', 'fine_tune_encoder', 'cache_features', 'hold_features', 'cosine', 'lean', 'flip',
                  'bucket', 'compile', 'tune_word_vectors'):
@@ -168,6 +170,12 @@ def check_settings(cfg):
 def of_epochs(setting):
     """A setting that may change from the first to the last epoch: both values."""
     return tuple(setting) if isinstance(setting, (tuple, list)) else (setting, setting)
+
+
+def in_epoch(setting, epoch, epochs):
+    """The value of such a setting in an epoch (from 1 on): it changes evenly."""
+    first, last = of_epochs(setting)
+    return first + (last - first) * (epoch - 1) / max(epochs - 1, 1)
 
 
 def train(cfg, encoder=None):
@@ -352,8 +360,8 @@ def train_epoch(model, dataset, optimizers, epoch):
     order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
     flip = batches.mirrored(dataset, model.word_map, generator) if cfg['flip'] else None
     parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'])
-    first, last = of_epochs(cfg['teacher_forcing'])
-    model.decoder.teacher_forcing = first + (last - first) * (epoch - 1) / max(cfg['epochs'] - 1, 1)
+    model.decoder.teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
+    alpha_c = in_epoch(cfg['alpha_c'], epoch, cfg['epochs'])
     losses, top5, step = AverageMeter(), AverageMeter(), 0
     if cfg['self_critical']:
         by_score = SelfCritical(dataset.references, cfg['samples'], cfg['self_critical'])
@@ -363,7 +371,7 @@ def train_epoch(model, dataset, optimizers, epoch):
             loss, shown = reward_loss(model, batch, by_score, dataset.cpi)
             losses.update(shown * batch.of_captions / len(batch.numbers), len(batch.numbers))
         else:
-            loss, correct, words = caption_loss(decode(model, batch), cfg['alpha_c'], batch.of_words,
+            loss, correct, words = caption_loss(decode(model, batch), alpha_c, batch.of_words,
                                                 batch.of_captions, cfg['label_smoothing'])
             losses.update(loss.detach() * batch.of_words / words, words)
             top5.update(correct, words)
@@ -463,7 +471,7 @@ def validate(model, dataset):
 
     for batch in own_batches('validate'):
         decoded = decode(model, batch)
-        loss, correct, words = caption_loss(decoded, cfg['alpha_c'])
+        loss, correct, words = caption_loss(decoded, of_epochs(cfg['alpha_c'])[1])  # the same in all epochs
         losses.update(loss, words)
         top5.update(correct, words)
         scores, _, decode_lengths, *_, sort_ind = decoded

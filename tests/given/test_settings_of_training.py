@@ -48,6 +48,17 @@ def test_smoothing_is_for_training_only(tiny_cfg, monkeypatch):
     assert set(seen) == {(0.2, True), (0.0, False)}
 
 
+def test_a_penalty_that_falls_over_the_epochs(tiny_cfg, monkeypatch):
+    """In training; validation has the last value in all epochs, so that its losses can be compared."""
+    seen = []
+    real = solver.caption_loss
+    monkeypatch.setattr(solver, 'caption_loss', lambda *args: (
+        seen.append((round(args[1], 6), torch.is_grad_enabled())), real(*args))[1])
+    train({**tiny_cfg, 'alpha_c': [1.0, 0.2], 'epochs': 3})
+    assert sorted(set(seen)) == [(0.2, False), (0.2, True), (0.6, True), (1.0, True)]
+    assert check_settings({'alpha_c': [1.0, 0.2]})['alpha_c'] == (1.0, 0.2)
+
+
 def test_weight_decay_makes_weights_smaller(tiny_cfg):
     norms = {}
     for decay in (0.0, 0.0, 1.0):
