@@ -99,15 +99,19 @@ def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, pro
     return [batch for batch in batches if len(batch) >= least]
 
 
-def mirrored(dataset, word_map, generator):
+def mirrored(dataset, word_map, generator, of_pictures=False):
     """Which captions see their picture mirrored: those of half the pictures, but none that speaks of left or right.
 
+    :param of_pictures: all captions of a picture or none, since what is said of it will be compared with all of them
     :return: (len(dataset),) bool
     """
     sided = torch.tensor([index for word, index in word_map.items() if word.startswith(('left', 'right'))],
                          dtype=torch.long)
     coin = torch.rand(len(dataset.names), generator=generator) < 0.5
-    return coin.repeat_interleave(dataset.cpi) & ~torch.isin(dataset.captions, sided).any(dim=1)
+    speaks = torch.isin(dataset.captions, sided).any(dim=1)
+    if of_pictures:
+        speaks = speaks.view(-1, dataset.cpi).any(dim=1).repeat_interleave(dataset.cpi)
+    return coin.repeat_interleave(dataset.cpi) & ~speaks
 
 
 def loader(batches, cfg):

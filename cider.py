@@ -1,6 +1,7 @@
 """CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726, sec. 4 and 7), fast enough to be a reward in training.
 
-Every n-gram g of a caption weighs tf(g) * idf(g); a caption c is compared with a reference s by
+Every n-gram g of a caption weighs tf(g) * idf(g), where tf is how often it occurs; a caption c is compared with a
+reference s by
 
     CIDEr-D_n(c, s) = 10 exp(-(l(c) - l(s))^2 / (2 sigma^2)) * sum over g of min(c_g, s_g) s_g / (|c| |s|)
 
@@ -56,8 +57,12 @@ class CiderD:
         :param images: (n,) number of each caption's image
         :param captions: n lists of words; an empty one scores 0
         :return: (n,) float64, 0 to 10
+        :raises ValueError: not one image for each caption, an image without references, or too many different words
         """
-        images = np.asarray(images, dtype=np.int64)
+        images, of = np.asarray(images, dtype=np.int64), len(self.references_of)
+        if len(images) != len(captions) or ((images < 0) | (images >= of)).any():
+            raise ValueError(f'{len(captions)} captions for {len(images)} images: there must be one image for each, '
+                             f'numbered 0 to {of - 1}')
         caption, key, count, lengths = self._count(captions)
         dense = np.searchsorted(self.known, key)
         dense[dense == len(self.known)] = 0
@@ -82,7 +87,13 @@ class CiderD:
         return 10 * total / N / self.references_of[images]
 
     def score(self, hypotheses):
-        """The corpus's score: the mean over one caption per image, in the order of the references."""
+        """The corpus's score: the mean over one caption per image, in the order of the references.
+
+        :raises ValueError: not one caption per image
+        """
+        if len(hypotheses) != len(self.references_of):
+            raise ValueError(f'{len(hypotheses)} captions for {len(self.references_of)} images: there must be one for '
+                             'each')
         return float(self.scores(np.arange(len(hypotheses)), hypotheses).mean())
 
     def _numbers(self):

@@ -7,21 +7,24 @@
 A comparison that was stopped goes on where it was; a run that is there already is not trained again.
 """
 
+import hashlib
 import json
 from pathlib import Path
 from statistics import mean, stdev
 
-from checkpoints import checkpoint_paths, load_model, read_checkpoint
+from checkpoints import checkpoint_paths, decoder_name, load_model, read_checkpoint
 from coco_metrics import coco_scores, write_coco_files
 from ensembles import load_ensemble
 from evaluate import evaluate
-from solver import DEFAULTS, check_settings, history_path, train
+from solver import DEFAULTS, check_settings, set_aside, train
 from utils import atomic_path
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
+OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
+STARTED_FROM = 'started_from.txt'  # digest of the checkpoint that a run took its first weights from
 
 
-def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5)):
+def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False):
     """Train and test every run.
 
     :param runs: dict name -> settings of its own, beside ``cfg``. ``start_from`` may be the name of a run above: a
@@ -30,26 +33,26 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param cfg: settings that all share, the budget (``epochs``) among them
     :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md``, and COCO's results
         and annotation files, too
+    :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :return: list of dicts: name, seeds (list of dicts: history, and what ``evaluate.evaluate`` gives, with ``coco``:
         the field's metrics at the middle beam size)
     :raises ValueError: settings that cannot be, or a run that no run above is called
     """
-    folder = Path(output_folder)
-    for name in runs:
-        settings(name, runs, cfg, folder, seeds[0])  # what cannot be is said before anything is trained
+    folder, device = Path(output_folder), cfg.get('device')
+    check_runs(runs, cfg, folder, seeds)  # what cannot be is said before anything is trained
     results = []
     for name, own in runs.items():
         found = []
         if 'ensemble' in own:
             paths = [best_path(member, runs, cfg, folder, seed) for member in own['ensemble'] for seed in seeds]
-            found.append(tested(load_ensemble(paths), [], folder / directory(name), split, beam_sizes))
+            found.append(tested('Ensemble', paths, [], folder / directory(name), split, beam_sizes, spice, device))
         else:
             for seed in seeds:
                 print(f'== {name}, seed {seed} ==', flush=True)
                 wanted = settings(name, runs, cfg, folder, seed)
-                history = trained(wanted)
-                model = load_model(checkpoint_paths(wanted)[1])
-                found.append(tested(model, history, Path(wanted['output_folder']), split, beam_sizes))
+                history, best = trained(wanted), checkpoint_paths(wanted)[1]
+                found.append(tested(decoder_name(wanted), [best], history, best.parent, split, beam_sizes, spice,
+                                    device))
         results.append(dict(name=name, seeds=found))
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', comparison_table(results))):
         with atomic_path(folder / f'comparison.{ending}') as path:
@@ -62,18 +65,41 @@ def directory(name):
     return ''.join(c if c.isalnum() else '_' for c in name)
 
 
+def check_runs(runs, cfg, folder, seeds):
+    """:raises ValueError: see :func:`compare`"""
+    if not isinstance(runs, dict) or not runs or not all(isinstance(own, dict) for own in runs.values()):
+        raise ValueError('runs must be a dict: the name of each run, and a dict of its own settings')
+    if not isinstance(seeds, (list, tuple)) or not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f'seeds is {seeds!r}; it must be a list of different whole numbers')
+    folders = {}
+    for name, own in runs.items():
+        other = folders.setdefault(directory(name), name)
+        if other != name:
+            raise ValueError(f'the runs {other!r} and {name!r} would share the folder {directory(name)}: rename one')
+        above = [n for n in list(runs)[:list(runs).index(name)] if 'ensemble' not in runs[n]]
+        for key in ('ensemble', 'start_from'):
+            for member in [own[key]] if isinstance(own.get(key), str) else own.get(key) or []:
+                if member not in above:
+                    raise ValueError(f'{name!r} has {key}={own[key]!r}, but no trained run above it is called '
+                                     f'{member!r}')
+        if 'ensemble' not in own:
+            settings(name, runs, cfg, folder, seeds[0])
+            continue
+        if not own['ensemble'] or isinstance(own['ensemble'], str) or len(own) > 1:
+            raise ValueError(f"{name!r} must have a list of names of runs above as 'ensemble', and nothing else")
+        members = [settings(member, runs, cfg, folder, seeds[0]) for member in own['ensemble']]
+        for member, wanted in zip(own['ensemble'], members, strict=True):
+            if any(wanted[key] != members[0][key] for key in OF_THE_ENCODER):
+                raise ValueError(f"{name!r}: {member!r} and {own['ensemble'][0]!r} have not the same data and encoder, "
+                                 'so they cannot caption together')
+            if wanted['fine_tune_encoder'] and len(members) * len(seeds) > 1:
+                raise ValueError(f'{name!r}: {member!r} fine-tunes its encoder, so it cannot caption together with '
+                                 'others')
+
+
 def settings(name, runs, cfg, folder, seed):
-    """All settings of a run; those of an ensemble are those of its first member."""
+    """All settings of a run that is trained."""
     own = dict(runs[name])
-    above = list(runs)[:list(runs).index(name)]
-    for key in ('ensemble', 'start_from'):
-        for member in [own[key]] if isinstance(own.get(key), str) else own.get(key) or []:
-            if member not in above:
-                raise ValueError(f'{name!r} has {key}={own[key]!r}, but no run above it is called {member!r}')
-    if 'ensemble' in own:
-        if not own['ensemble']:
-            raise ValueError(f'{name!r} is an ensemble of nothing: give it names of runs above')
-        return settings(own['ensemble'][0], runs, cfg, folder, seed)
     if own.get('start_from'):
         own['start_from'] = str(best_path(own['start_from'], runs, cfg, folder, seed))
     return check_settings({**cfg, **own, 'seed': seed, 'output_folder': str(folder / directory(name) / f'seed_{seed}')})
@@ -86,32 +112,48 @@ def best_path(name, runs, cfg, folder, seed):
 def trained(cfg):
     """Train, go on with a training that was stopped, or take the one that is there."""
     latest, _ = checkpoint_paths(cfg)
-    if latest.exists():
-        before = {**DEFAULTS, **read_checkpoint(latest)['settings']}
+    note = latest.with_name(STARTED_FROM)
+    began = digest(cfg['start_from']) if cfg['start_from'] else ''
+    if latest.exists() and began == (note.read_text() if note.exists() else ''):
+        state = read_checkpoint(latest)
+        before = {**DEFAULTS, **state['settings']}
         if all(before[key] == cfg[key] for key in cfg if key not in NOT_COMPARED):
-            history = json.loads(history_path(cfg).read_text())
-            if len(history) >= cfg['epochs']:
-                return history
+            if len(state['history']) >= cfg['epochs']:
+                return state['history']
             return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
+    set_aside(cfg)  # now, for the note is of the new training
+    with atomic_path(note) as temporary:
+        temporary.write_text(began)
     return train(cfg)
 
 
-def tested(model, history, folder, split, beam_sizes):
-    """Test scores of a model, kept in ``folder``; those that are there are taken if they are of this model."""
-    path = folder / f'{split.lower()}_{model.name}.json'
-    made_of = dict(split=split, beam_sizes=list(beam_sizes), epochs=[epoch['val_greedy_bleu4'] for epoch in history],
-                   data=model.settings['data_name'])
-    if path.exists() and history:
+def digest(path):
+    """Fingerprint of a file, 16 hexadecimal digits."""
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()[:16]
+
+
+def tested(name, paths, history, folder, split, beam_sizes, spice, device):
+    """Test scores of a checkpoint, or of several together, kept in ``folder``.
+
+    Those that are there are taken if they are of these very files.
+
+    :param name: of the decoder; 'Ensemble' loads ``paths`` as one
+    """
+    made_of = dict(split=split, beam_sizes=list(beam_sizes), spice=spice, checkpoints=[digest(path) for path in paths])
+    path = folder / f'{split.lower()}_{name}.json'
+    if path.exists():
         result = json.loads(path.read_text())
         if result.get('made_of') == made_of:
             return result
+    model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
     result = evaluate(model, split, beam_sizes, history=history)
     captions = result['captions']
     result |= dict(made_of=made_of, history=history, coco=coco_scores(
-        [c['references'] for c in captions], [c['caption'] for c in captions]))
+        [c['references'] for c in captions], [c['caption'] for c in captions], spice))
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(result))
-    write_coco_files(folder / f'{split.lower()}_{model.name}_results.json', captions,
+    write_coco_files(folder / f'{split.lower()}_{name}_results.json', captions,
                      folder / f'{split.lower()}_annotations.json')
     return result
 
@@ -129,7 +171,8 @@ def comparison_table(results):
     """
     beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
     shown = results[0]['seeds'][0]['captions_beam_size']
-    metrics = [name for name in ('METEOR', 'ROUGE-L', 'CIDEr') if name in results[0]['seeds'][0]['coco']]
+    metrics = [name for name in ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')
+               if any(name in seed['coco'] for result in results for seed in result['seeds'])]
     header = ['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
               *(f'{metric}, beam {shown}' for metric in ('BLEU-1', *metrics)), 'minutes']
     rows = ['| ' + ' | '.join(header) + ' |', '|:---' + '|---:' * (len(header) - 1) + '|']
@@ -141,7 +184,9 @@ def comparison_table(results):
             cells.append(of_seeds([seed['scores'][i]['BLEU-4'] for seed in seeds]))
         middle = beams.index(shown)
         cells.append(of_seeds([seed['scores'][middle]['BLEU-1'] for seed in seeds]))
-        cells += [of_seeds([seed['coco'][metric] for seed in seeds]) for metric in metrics]
+        for metric in metrics:  # what could not be had once stays empty
+            cells.append(of_seeds([seed['coco'][metric] for seed in seeds]) if all(
+                metric in seed['coco'] for seed in seeds) else '')
         seconds = mean(seed['train_seconds'] for seed in seeds)
         cells.append(f'{seconds / 60:.1f}' if seconds else '')
         rows.append('| ' + ' | '.join(cells) + ' |')

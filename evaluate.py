@@ -20,7 +20,7 @@ from datasets import CaptionDataset
 from images import load_image
 from metrics import bleu
 from solver import caption_dataset, encode
-from utils import atomic_path
+from utils import atomic_path, best_epoch
 
 
 def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
@@ -73,10 +73,9 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options)
             [c['references'] for c in captions], [c['caption'] for c in captions])})
     shown = beam_sizes[len(beam_sizes) // 2]
     history = model.history if history is None else history
-    best = max(history, key=lambda epoch: epoch['val_greedy_bleu4'], default={})
     return {
         'model': model.name, 'parameters': sum(p.numel() for p in model.decoder.parameters()),
-        'best_epoch': best.get('epoch'), 'epochs': len(history),
+        'best_epoch': best_epoch(history).get('epoch'), 'epochs': len(history),
         'train_seconds': sum(epoch['seconds'] for epoch in history),
         'scores': scores, 'captions_beam_size': shown,
         'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in by_beam[shown]]}

@@ -50,15 +50,15 @@ class DecoderWithSpatialAttention(nn.Module):
     The *new* hidden state looks (in *Show, Attend and Tell* the old one does), and what it sees goes into the word's
     score, not into the LSTM:
 
-        v_i = ReLU(W_a a_i),  v_g = ReLU(W_b mean(a)),  x_t = [w_t; v_g]          (eqs. 14, 15)
-        h_t, m_t = LSTM(x_t, h_{t-1}, m_{t-1})                                    (eq. 5)
+        v_i = ReLU(W_a a_i),  v_g = ReLU(W_b mean(a)),  x_t = [w_t; v_g]          (eqs. 14 to 16)
+        h_t, m_t = LSTM(x_t, h_{t-1}, m_{t-1})                                    (eq. 4)
         z_t = w_h^T tanh(W_v V + W_g h_t),  alpha_t = softmax(z_t)                (eqs. 6, 7)
         c_t = sum over i of alpha_ti v_ti                                         (eq. 8)
-        p = softmax(W_p (c_t + h_t))                                              (eq. 4 and fig. 4)
+        p = softmax(W_p (c_t + h_t))                                              (eq. 3; as eq. 13)
 
     Since c_t does not come back into the LSTM, ``forward`` runs the LSTM over all words in one call, and attention over
-    all steps at once. The attention's width is ``attention_dim``; the paper's code has the number of cells there, which
-    ties the weights to one size of grid.
+    all steps at once. The attention's width is ``attention_dim``; the paper has the number of cells there (W_v and W_g
+    are k x d), which would tie the weights to one size of grid.
 
     :param attention_dim: length of the vectors that are compared
     :param embed_dim: length of a word vector
@@ -108,7 +108,8 @@ class DecoderWithSpatialAttention(nn.Module):
         ### END SOLUTION
 
     def attend(self, V, keys, h, x, h_before, tanh_m):
-        """
+        """Look at the picture, with the new hidden state.
+
         :param V: (batch_size, num_pixels, decoder_dim); ``keys``: W_v V (batch_size, num_pixels, attention_dim)
         :param h, h_before, tanh_m: (batch_size, ..., decoder_dim) new and old hidden state, tanh of the new cell state;
             in between a dimension of steps, or none
@@ -246,9 +247,11 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         :return: (batch_size, steps, decoder_dim)
         """
         cell, d = self.decode_step, self.decode_step.hidden_size
-        o = torch.sigmoid(F.linear(x, cell.weight_ih[3 * d:], cell.bias_ih[3 * d:])
-                          + F.linear(h_before, cell.weight_hh[3 * d:], cell.bias_hh[3 * d:]))
-        return h / o.clamp_min(1e-30)
+        with torch.autocast(h.device.type, enabled=False):  # a quotient of half precision would be too rough
+            x, h_before, h = (value.to(cell.weight_hh.dtype) for value in (x, h_before, h))
+            o = torch.sigmoid(F.linear(x, cell.weight_ih[3 * d:], cell.bias_ih[3 * d:])
+                              + F.linear(h_before, cell.weight_hh[3 * d:], cell.bias_hh[3 * d:]))
+            return (h / o.clamp_min(1e-30)).clamp(-1, 1)
 
 
 def weighted_sum(alpha, V):
@@ -322,8 +325,12 @@ class DecoderWithCell(WordByWord):
 
     - RNN (Elman 1990):           h_t = tanh(W x_t + U h_{t-1})
     - GRU (Cho et al. 2014):      r, z = sigmoid(W x_t + U h_{t-1}),  n = tanh(W_n x_t + r * (U_n h_{t-1})),
-                                  h_t = (1 - z) * n + z * h_{t-1}
-    - LSTM (Hochreiter and Schmidhuber 1997): as in ``models.DecoderWithRNN``
+                                  h_t = (1 - z) * n + z * h_{t-1}      (as in torch; the paper has U_n (r * h_{t-1}))
+    - LSTM (Hochreiter and Schmidhuber 1997): ``models.DecoderWithRNN`` again, word by word
+
+    :param embed_dim, decoder_dim: length of a word vector, and of the state
+    :param vocab_size, encoder_dim: number of words, and of channels of the encoder's grid
+    :param dropout: probability of dropping an entry of h before the vocabulary layer
 
     :param cell: 'RNN', 'GRU' or 'LSTM'
     :raises ValueError: another cell
@@ -381,28 +388,28 @@ class ResNetEncoder(Encoder):
 class BahdanauAttention(nn.Module):
     """Additive attention (Bahdanau et al. 2015, arXiv 1409.0473, eqs. 5, 6 and A.1.2), with ELU in place of tanh.
 
-        e_i = v^T ELU(W a_i + U h),  alpha = softmax(e),  context = sum over i of alpha_i a_i
+        e_i = v^T ELU(W h + U a_i),  alpha = softmax(e),  context = sum over i of alpha_i a_i
     """
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim):
         super().__init__()
-        self.W = nn.Linear(encoder_dim, attention_dim)
-        self.U = nn.Linear(decoder_dim, attention_dim)
+        self.W = nn.Linear(decoder_dim, attention_dim)
+        self.U = nn.Linear(encoder_dim, attention_dim)
         self.v = nn.Linear(attention_dim, 1, bias=False)
 
     def forward(self, encoder_out, h, keys=None):
         """
         :param encoder_out: (batch_size, num_pixels, encoder_dim); ``h``: (batch_size, decoder_dim)
-        :param keys: W a_i (batch_size, num_pixels, attention_dim), if the caller has them
+        :param keys: U a_i (batch_size, num_pixels, attention_dim), if the caller has them
         :return: context (batch_size, encoder_dim), alpha (batch_size, num_pixels)
         """
         # TODO 9: BahdanauAttention.forward
-        #   1. keys = W(encoder_out), if there are none            (batch_size, num_pixels, attention_dim)
-        #   2. e = v(ELU(keys + U(h))), the last dimension dropped  (batch_size, num_pixels)
+        #   1. keys = U(encoder_out), if there are none            (batch_size, num_pixels, attention_dim)
+        #   2. e = v(ELU(W(h) + keys)), the last dimension dropped  (batch_size, num_pixels)
         #   3. alpha = softmax over the pixels; context = weighted_sum(alpha, encoder_out)
         ### BEGIN SOLUTION
-        keys = self.W(encoder_out) if keys is None else keys
-        e = self.v(F.elu(keys + self.U(h).unsqueeze(1))).squeeze(2)
+        keys = self.U(encoder_out) if keys is None else keys
+        e = self.v(F.elu(self.W(h).unsqueeze(1) + keys)).squeeze(2)
         alpha = e.softmax(dim=1)
         return weighted_sum(alpha, encoder_out), alpha
         ### END SOLUTION
@@ -411,9 +418,14 @@ class BahdanauAttention(nn.Module):
 class DecoderWithBahdanauAttention(WordByWord):
     """LSTM decoder with gated additive attention; made for :class:`ResNetEncoder`, but takes any grid.
 
+    First state and gate are those of *Show, Attend and Tell*, sec. 3.1.2 and 4.2.1:
+
         h_0 = tanh(W_h0 mean(a)),  c_0 = tanh(W_c0 mean(a))
         context = sigmoid(f_beta(h_{t-1})) * BahdanauAttention(a, h_{t-1})
         h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1}),  p = softmax(fc(h_t))
+
+    :param attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim: as in :class:`DecoderWithSpatialAttention`
+    :param dropout: probability of dropping an entry of h before the vocabulary layer
     """
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
@@ -430,7 +442,10 @@ class DecoderWithBahdanauAttention(WordByWord):
         init_word_layers(self)
 
     def one_step(self, embeddings, encoder_out, keys, h, c):
-        """
+        """Look, and read one word.
+
+        :param embeddings: (batch_size, embed_dim); ``encoder_out``: (batch_size, num_pixels, encoder_dim)
+        :param keys: U a_i (batch_size, num_pixels, attention_dim); ``h``, ``c``: (batch_size, decoder_dim)
         :return: alpha (batch_size, num_pixels), new h, new c (batch_size, decoder_dim)
         """
         # TODO 9: DecoderWithBahdanauAttention.one_step
@@ -449,7 +464,7 @@ class DecoderWithBahdanauAttention(WordByWord):
         encoder_out = flatten_pixels(encoder_out)
         mean = encoder_out.mean(dim=1)
         state = torch.tanh(self.init_h(mean)), torch.tanh(self.init_c(mean))
-        return state, (encoder_out, self.attention.W(encoder_out))
+        return state, (encoder_out, self.attention.U(encoder_out))
 
     def read(self, words, state, memory):
         alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
@@ -486,6 +501,7 @@ class ScaledDotProductAttention(nn.Module):
     over the keys: over the queries (there is only one) every weight would be 1, wherever the decoder looks.
 
     :param heads: with several, each compares its own part of query and keys, and sums up its own part of the channels
+        (without the paper's projections W^V and W^O)
     :raises ValueError: sizes that the heads cannot share
     """
 
@@ -515,7 +531,7 @@ class ScaledDotProductAttention(nn.Module):
         q, k, v = (values.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (batch_size, heads, ..., channels of a head)
                    for values in (self.query(h).unsqueeze(1), keys, cells))
         context = F.scaled_dot_product_attention(q, k, v).flatten(1)
-        alpha = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).softmax(dim=-1)  # it does not tell its weights
+        alpha = (q @ k.transpose(2, 3) * q.shape[-1] ** -0.5).softmax(dim=-1)  # which that does not return
         return context, alpha.mean(dim=1).squeeze(1)
         ### END SOLUTION
 
@@ -525,11 +541,14 @@ class CaptionNet(WordByWord):
 
         context = attention(cells, h_{t-1})
         h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})
-        p = softmax(MLP([h_t; context; w_t]))     (deep output, as in *Show, Attend and Tell*, eq. 7)
+        p = softmax(MLP([h_t; context; w_t]))     (deep output, as in *Show, Attend and Tell*, eq. 7, with a tanh)
 
-    The grid is (batch_size, h, w, channels) as everywhere in this lab, or (batch_size, channels, cells), as VGG
-    features often come.
+    The grid is (batch_size, h, w, channels) or (batch_size, cells, channels) as everywhere in this lab, or
+    (batch_size, channels, cells), as VGG features often come.
 
+    :param attention_dim, embed_dim, decoder_dim, vocab_size: as in :class:`DecoderWithSpatialAttention`
+    :param encoder_dim: channels
+    :param dropout: probability of dropping an entry of the MLP's hidden layer
     :param heads: of the attention
     """
 
@@ -547,11 +566,22 @@ class CaptionNet(WordByWord):
         init_word_layers(self)
 
     def cells(self, features):
-        """:return: (batch_size, cells, channels)"""
-        return features.transpose(1, 2) if features.dim() == 3 else flatten_pixels(features)
+        """:return: (batch_size, cells, channels)
+
+        :raises ValueError: features with another number of channels
+        """
+        if features.shape[-1] == self.encoder_dim:
+            return flatten_pixels(features)
+        if features.dim() == 3 and features.shape[1] == self.encoder_dim:
+            return features.transpose(1, 2)
+        raise ValueError(f'the features are {tuple(features.shape)}, and neither the last nor, of three, the second '
+                         f'number is encoder_dim, {self.encoder_dim}')
 
     def one_step(self, embeddings, cells, keys, h, c):
-        """
+        """Look, and read one word.
+
+        :param embeddings: (batch_size, embed_dim); ``cells``: (batch_size, num_cells, encoder_dim)
+        :param keys: of the cells (batch_size, num_cells, attention_dim); ``h``, ``c``: (batch_size, decoder_dim)
         :return: [h; context; embedding] (batch_size, decoder_dim + encoder_dim + embed_dim), alpha, new h, new c
         """
         # TODO 10: CaptionNet.one_step

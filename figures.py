@@ -12,9 +12,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from skimage.transform import resize
 
-from utils import atomic_path
+from utils import atomic_path, best_epoch
 
-DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention'}
+DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
+                 'DecoderWithSpatialAttention': 'spatial attention',
+                 'DecoderWithAdaptiveAttention': 'adaptive attention',
+                 'DecoderWithBahdanauAttention': 'Bahdanau attention', 'Ensemble': 'ensemble'}
 DARKEST = 0.25  # what is left of a pixel that got no attention
 COLORS = {'NoAttention': 'tab:orange', 'Attention': 'tab:blue'}
 
@@ -50,13 +53,14 @@ def plot_history(histories):
             axes.plot(epochs, [entry[key] for entry in history], style, color=color, label=f'{decoder}, {what}',
                       marker='o', markersize=3)
 
-        curve(loss, 'train_loss', '--', 'training')
+        if history[0]['train_top5'] is not None:  # else it is minus CIDEr-D, no cross-entropy
+            curve(loss, 'train_loss', '--', 'training')
+            curve(top5, 'train_top5', '--', 'training')
         curve(loss, 'val_loss', '-', 'validation')
-        curve(top5, 'train_top5', '--', 'training')
         curve(top5, 'val_top5', '-', 'validation')
         curve(bleu4, 'val_bleu4', ':', 'teacher forcing')
         curve(bleu4, 'val_greedy_bleu4', '-', 'free-running')
-        best = max(history, key=lambda entry: entry['val_greedy_bleu4'])
+        best = best_epoch(history)
         bleu4.plot(best['epoch'], best['val_greedy_bleu4'], '*', color=color, markersize=14)
     for axes, title in ((loss, 'loss'), (top5, 'top-5 accuracy, %'), (bleu4, 'validation BLEU-4  (star: best)')):
         axes.set(title=title, xlabel='epoch')
@@ -91,13 +95,17 @@ def plot_comparison(histories):
 
 
 def plot_bleu(results):
-    """BLEU-1 to 4 against beam size, a panel per decoder on one scale.
+    """BLEU-1 to 4 against beam size, a panel per decoder on one scale, up to four in a row.
 
     :param results: list of dicts of ``evaluate.evaluate``
     """
-    figure, panels = plt.subplots(1, len(results), figsize=(1.2 + 3.4 * len(results), 3.8), sharey=True, squeeze=False,
+    columns = min(len(results), 4)
+    rows = -(-len(results) // columns)
+    figure, panels = plt.subplots(rows, columns, figsize=(1.2 + 3.4 * columns, 3.8 * rows), sharey=True, squeeze=False,
                                   layout='constrained')
-    for axes, result in zip(panels.flat, results, strict=True):
+    for axes in panels.flat[len(results):]:
+        axes.axis('off')
+    for axes, result in zip(panels.flat, results, strict=False):
         beams = [row['beam_size'] for row in result['scores']]
         for n in (1, 2, 3, 4):
             scores = [row[f'BLEU-{n}'] for row in result['scores']]
@@ -107,7 +115,8 @@ def plot_bleu(results):
         axes.set(title=label(result['model']), xlabel='beam size', xticks=beams)
         axes.margins(x=0.2)
         axes.grid(alpha=0.3)
-    panels[0, 0].set_ylabel('BLEU')
+    for axes in panels[:, 0]:
+        axes.set_ylabel('BLEU')
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc='outside right center')
     return figure
 
@@ -146,6 +155,25 @@ def plot_captions(images, titles, columns=3):
     for ax, image, title in zip(axes.flat, images, titles, strict=False):
         ax.imshow(image)
         ax.set_title('\n'.join(textwrap.fill(line, 44) for line in title.splitlines()), fontsize=9, loc='left')
+    return figure
+
+
+def plot_side_by_side(images, texts):
+    """A row per picture: the picture, and beside it what was said of it.
+
+    :param images: list of (H, W, 3) uint8
+    :param texts: list of str, one per image; long lines are broken
+    """
+    texts = ['\n'.join(textwrap.fill(line, 110, subsequent_indent='    ') for line in text.splitlines())
+             for text in texts]
+    heights = [max(2.0, 0.3 + 0.17 * len(text.splitlines())) for text in texts]
+    figure, axes = plt.subplots(len(images), 2, figsize=(11, sum(heights)), squeeze=False, layout='constrained',
+                                width_ratios=[2, 9], height_ratios=heights)
+    for (left, right), image, text in zip(axes, images, texts, strict=True):
+        left.imshow(image)
+        right.text(0, 0.5, text, va='center', fontsize=9)
+        left.axis('off')
+        right.axis('off')
     return figure
 
 
@@ -204,8 +232,9 @@ def plot_looks(by_word, visual, at_least=10):
 
     :param by_word: dict word -> list of 1 - beta, over all captions
     :param visual: the words that say what is seen
-    :param at_least: words said less often are left out
+    :param at_least: words said less often are left out, if others are not
     """
+    at_least = min(at_least, max(map(len, by_word.values()), default=0))
     means = sorted(((np.mean(values), word) for word, values in by_word.items() if len(values) >= at_least),
                    reverse=True)
     figure, axes = plt.subplots(figsize=(max(0.3 * len(means), 4), 3.6), layout='constrained')

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import lean
 from beam_search import greedy_search, never_said, sample_search
 from cider import CiderD
+from utils import packed
 
 BASELINES = 'greedy', 'mean'
 END = ['<end>']  # counts as a word here, else captions learn to break off
@@ -81,8 +82,7 @@ def log_probabilities(model, encoder_out, found, image_of):
         else:
             decoded = model.decoder(encoder_out[image_of], captions, lengths.unsqueeze(1).to(device))
     scores, captions, decode_lengths, *_, sort_ind = decoded
-    if not isinstance(scores, PackedSequence):
-        scores = pack_padded_sequence(scores, decode_lengths, batch_first=True)
+    scores = packed(scores, decode_lengths)
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)
     # the words that are never drawn have no probability here either
     scores = scores.data.float().index_fill(1, never_said(model.word_map, device), -torch.inf)
@@ -94,18 +94,21 @@ def log_probabilities(model, encoder_out, found, image_of):
 
 @contextmanager
 def without_dropout(decoder):
-    """In the block the decoder trains, but drops nothing, and batch norm uses its running statistics."""
+    """In the block the decoder trains, but drops nothing (of its word vectors neither), reads the words that are there,
+    not its own, and batch norm uses its running statistics."""
     decoder.train()
     changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout)]
     before = [module.p for module in changed]
+    teacher_forcing, decoder.teacher_forcing = getattr(decoder, 'teacher_forcing', 1.0), 1.0
     for module in decoder.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, (nn.Embedding, nn.modules.batchnorm._BatchNorm)):
             module.eval()
     try:
         yield
     finally:
         for module, p in zip(changed, before, strict=True):
             module.p = p
+        decoder.teacher_forcing = teacher_forcing
         decoder.train()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import batches
 import lean
@@ -36,7 +36,7 @@ from features import encode_images
 from features import hold as hold_features
 from metrics import bleu
 from self_critical import BASELINES, SelfCritical
-from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
+from utils import AverageMeter, atomic_path, best_epoch, packed, seed_everything, topk_accuracy
 from vocabulary import SPECIAL_TOKENS, load_word_map
 
 DEFAULTS = dict(
@@ -158,6 +158,9 @@ def check_settings(cfg):
     for name in ('encoder_weights', 'checkpoint', 'start_from', 'word_vectors'):
         require(name, (str, Path, type(None)), lambda v: True, 'a file, or None')
         cfg[name] = cfg[name] and str(cfg[name])
+    if cfg['start_from'] and Path(cfg['start_from']).resolve().parent == Path(cfg['output_folder']).resolve():
+        raise ValueError(f"setting 'start_from' is {cfg['start_from']!r}, whose place in output_folder this training "
+                         'would take: set another output_folder')
     cfg['device'] = str(cfg['device'] or ('cuda' if torch.cuda.is_available() else 'cpu'))
     try:
         torch.empty(1, device=cfg['device'])
@@ -182,7 +185,7 @@ def train(cfg, encoder=None):
     """Train a decoder (and, fine-tuning, the encoder) and leave checkpoints and history.
 
     Files in ``output_folder``: ``checkpoint_{data_name}_{NoAttention,Attention}.pth.tar`` after each epoch,
-    ``BEST_checkpoint_{NoAttention,Attention}.pth.tar`` at the best greedy BLEU-4 so far, and
+    ``BEST_checkpoint_{NoAttention,Attention}.pth.tar`` at the best greedy BLEU-4 so far (CIDEr, if self-critical), and
     ``history_{NoAttention,Attention}.json``. A training that was stopped goes on from ``checkpoint`` as if it
     never had been. Files of another training of the same decoder are moved into ``output_folder/earlier_1`` (2, ...)
     after the first epoch.
@@ -204,10 +207,12 @@ def train(cfg, encoder=None):
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
     check_decoder(model)
     if cfg['start_from']:
-        start_from(model, cfg['start_from'])
+        began = start_from(model, cfg['start_from'])
     elif cfg['word_vectors']:
         found = word_vectors.load(model.decoder.embedding, cfg['word_vectors'], word_map)
-        processes.say(f"{cfg['word_vectors']} has {found} of the {len(word_map)} words; the others start at random.")
+        words = len(word_map.keys() - SPECIAL_TOKENS)
+        processes.say(f"{cfg['word_vectors']} has {found} of the {words} words; the other {words - found} start at "
+                      'random.')
     if not cfg['tune_word_vectors']:
         model.decoder.embedding.requires_grad_(False)
     for module in (model.encoder, model.decoder):
@@ -239,16 +244,17 @@ def train(cfg, encoder=None):
     if progress['epoch'] >= cfg['epochs']:
         processes.say(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
 
+    aim = 'CIDEr' if cfg['self_critical'] else 'BLEU-4'
     for epoch in range(progress['epoch'] + 1, cfg['epochs'] + 1):
         idle = progress['epochs_since_improvement']
         if idle >= STOP_AFTER:
-            processes.say(f'No better BLEU-4 for {STOP_AFTER} epochs: stop.')
+            processes.say(f'No better {aim} for {STOP_AFTER} epochs: stop.')
             break
         if idle > 0 and idle % DECAY_AFTER == 0 and not cfg['cosine']:
             for optimizer in optimizers.values():
                 for group in optimizer.param_groups:
                     group['lr'] *= DECAY
-            processes.say(f"No better BLEU-4 for {idle} epochs: learning rate {group['lr']:.2e}.")
+            processes.say(f"No better {aim} for {idle} epochs: learning rate {group['lr']:.2e}.")
 
         start = time.perf_counter()
         train_scores = train_epoch(model, train_data, optimizers, epoch)
@@ -275,6 +281,8 @@ def train(cfg, encoder=None):
             with atomic_path(history_path(cfg)) as temporary:
                 temporary.write_text(json.dumps(model.history, indent=1))
         processes.wait_for_all()
+    if cfg['start_from'] and not cfg['checkpoint']:
+        processes.say(f'Before: {greedy_scores(began)}.\nAfter:  {greedy_scores(best_epoch(model.history))}.')
     return model.history
 
 
@@ -299,8 +307,18 @@ def train_in_processes(cfg, encoder=None):
 
 
 def check_decoder(model):
-    """:raises ValueError: settings for a part that this decoder does not have"""
+    """:raises ValueError: settings for a part that this decoder does not have, or for a start that there is not"""
     cfg, kind = model.settings, type(model.decoder)
+    begun = cfg['start_from'] or cfg['checkpoint']
+    if cfg['self_critical'] and not begun:
+        raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}, which goes on from a trained decoder: "
+                         'give its best checkpoint as start_from')
+    if not cfg['tune_word_vectors'] and not (cfg['word_vectors'] or begun):
+        raise ValueError("setting 'tune_word_vectors' is False, but there are no trained word vectors: give their file "
+                         'as word_vectors, or leave it at True')
+    if cfg['batch_size'] < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.decoder.modules()):
+        raise ValueError(f"setting 'batch_size' is 1; it must be at least 2: {kind.__name__} has a batch norm, which "
+                         'needs two captions')
     if of_epochs(cfg['teacher_forcing']) != (1, 1) and not hasattr(kind, 'teacher_forcing'):
         raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
                          'the true words: leave it at 1.0, or take a decoder that has scheduled sampling, as '
@@ -358,7 +376,7 @@ def train_epoch(model, dataset, optimizers, epoch):
     if by_picture is None:
         by_picture = dataset.key == 'images' or bool(cfg['self_critical'])
     order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
-    flip = batches.mirrored(dataset, model.word_map, generator) if cfg['flip'] else None
+    flip = batches.mirrored(dataset, model.word_map, generator, bool(cfg['self_critical'])) if cfg['flip'] else None
     parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'])
     model.decoder.teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
     alpha_c = in_epoch(cfg['alpha_c'], epoch, cfg['epochs'])
@@ -439,13 +457,6 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
         # the mean over the pixels, and over all captions
         loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean(dim=1).sum() / (of_captions or len(captions))
     return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
-
-
-def packed(scores, decode_lengths):
-    """Predictions as a ``PackedSequence``, (words, vocab_size) without padding; packed ones stay."""
-    if isinstance(scores, PackedSequence):
-        return scores
-    return pack_padded_sequence(scores, decode_lengths, batch_first=True)
 
 
 @torch.no_grad()
@@ -564,14 +575,18 @@ def set_aside(cfg):
 def start_from(model, path):
     """Take the weights of a checkpoint, and nothing else, into a model that may go on to train its encoder.
 
+    :return: the dict of its last epoch
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state = read_checkpoint(path)
     check_vocabulary(model, state, path)
     restore_model(model, state, path)
-    ended = state['history'][-1]
-    processes.say(f"Starting from the weights of {path}: greedy BLEU-4 {ended['val_greedy_bleu4']:.3f}, CIDEr "
-                  f"{ended['val_greedy_cider']:.3f} on validation.")
+    processes.say(f'Starting from the weights of {path}: {greedy_scores(state["history"][-1])}.')
+    return state['history'][-1]
+
+
+def greedy_scores(epoch):
+    return f"greedy BLEU-4 {epoch['val_greedy_bleu4']:.3f}, CIDEr {epoch['val_greedy_cider']:.3f} on validation"
 
 
 def check_vocabulary(model, state, path):
@@ -589,6 +604,9 @@ def resume(model, optimizers, path):
     """
     state = read_checkpoint(path)
     cfg, before = model.settings, {**DEFAULTS, **state['settings']}
+    if bool(cfg['self_critical']) != bool(before['self_critical']):
+        raise ValueError(f"{path} was trained with self_critical={before['self_critical']!r}, and the settings say "
+                         f"{cfg['self_critical']!r}: for a second training give it as start_from, not as checkpoint")
     check_vocabulary(model, state, path)
     restore_model(model, state, path)
     for name, optimizer in optimizers.items():

@@ -1,4 +1,4 @@
-"""Small helpers shared by every step: atomic files, seeds, eval mode, running averages, top-k accuracy."""
+"""Small helpers shared by every step: atomic files, seeds, eval mode, packed scores, running averages, top-k accuracy."""
 
 import os
 import random
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 
 @contextmanager
@@ -44,6 +45,24 @@ def evaluating(module):
         yield
     finally:
         module.train(training)
+
+
+def best_epoch(history):
+    """The epoch whose weights are in the best checkpoint: of the best greedy BLEU-4, of the best greedy CIDEr where
+    training was self-critical.
+
+    :param history: of ``solver.train``
+    :return: its dict; an empty one of an empty history
+    """
+    by_score = any(epoch['train_top5'] is None for epoch in history)
+    return max(history, key=lambda epoch: epoch['val_greedy_cider' if by_score else 'val_greedy_bleu4'], default={})
+
+
+def packed(scores, decode_lengths):
+    """Predictions as a ``PackedSequence``, (words, vocab_size) without padding; packed ones stay."""
+    if isinstance(scores, PackedSequence):
+        return scores
+    return pack_padded_sequence(scores, decode_lengths, batch_first=True)
 
 
 class AverageMeter:

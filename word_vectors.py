@@ -17,7 +17,7 @@ def load(embedding, path, word_map):
     :param path: text file in UTF-8
     :param word_map: word -> index
     :return: how many words were found
-    :raises ValueError: no such file, vectors of another length, or a line that is none
+    :raises ValueError: no such file, vectors of another length, a line that is none, or no word of the vocabulary
     """
     found, size = set(), embedding.weight.shape[1]
     try:
@@ -28,17 +28,23 @@ def load(embedding, path, word_map):
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes
-            # words may hold blanks: the numbers are what comes last
-            word, *values = line.rstrip().rsplit(' ', size)
-            if number == 1 and len(line.split()) == 2:
+            parts = len(line.split())
+            if not parts or number == 1 and parts == 2:
                 continue
-            if len(values) != size or (number <= 2 and len(line.split()) != size + 1):
-                raise ValueError(f'{path}, line {number}: {len(line.split()) - 1} numbers follow the word, but '
-                                 f'embed_dim is {size}: set embed_dim to the length of these vectors')
+            # words may hold blanks: the numbers are what comes last
+            word, *values = line.rstrip().rsplit(maxsplit=size)
+            if len(values) != size or (number <= 2 and parts != size + 1):
+                raise ValueError(f'{path}, line {number}: {parts - 1} numbers follow the word, but embed_dim is '
+                                 f'{size}: set embed_dim to the length of these vectors')
             if word in word_map and word not in found:
                 try:
-                    embedding.weight[word_map[word]] = torch.tensor([float(value) for value in values])
+                    vector = torch.tensor([float(value) for value in values])
                 except ValueError:
-                    raise ValueError(f'{path}, line {number}: what follows {word!r} is not {size} numbers') from None
+                    vector = torch.tensor(torch.nan)
+                if not vector.isfinite().all():
+                    raise ValueError(f'{path}, line {number}: what follows {word!r} is not {size} numbers')
+                embedding.weight[word_map[word]] = vector
                 found.add(word)
+    if not found:
+        raise ValueError(f'{path} has none of the words of the vocabulary: is it a file of word vectors?')
     return len(found)

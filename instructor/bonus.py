@@ -1,9 +1,10 @@
 """A bonus task: ``python -m instructor.bonus`` (``make bonus``).
 
 Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``extensions.py`` with its TODOs open, the
-notebook that compares decoders, their tests and their page. Any of the TODOs can be the task, checked by
-``pytest tests/bonus -k adaptive`` and the like. Hand it out when TODO 5 is done: the code around these TODOs shows a
-teacher-forcing loop.
+notebook that compares decoders, their tests and their page. ``--todo 7`` leaves open that one alone, with the others
+done: 6 spatial attention, 7 adaptive attention, 8 RNN and GRU cells, 9 Bahdanau's attention, 10 scaled dot-product
+attention and CaptionNet. They are checked by ``pytest tests/bonus -k adaptive`` and the like. Hand it out when TODO 5
+is done: the code around these TODOs shows a teacher-forcing loop.
 """
 
 import argparse
@@ -14,17 +15,20 @@ from instructor.cut import student_source
 from instructor.handout import pack
 from utils import atomic_path
 
-FIRST = 6  # the lab's own TODOs are 1 to 5
+TODOS = range(6, 11)  # the lab's own are 1 to 5
 
 
-def files():
-    """What is handed out: path in the folder -> content."""
+def files(todos=None):
+    """What is handed out: path in the folder -> content.
+
+    :param todos: numbers of the TODOs that are open; None: all
+    """
     source = (ROOT / 'extensions.py').read_text(encoding='utf-8')
     given = ROOT / 'tests' / 'given'
     return {
         'compare.ipynb': without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode(),
         'docs/extensions.md': (ROOT / 'docs' / 'extensions.md').read_bytes(),
-        'extensions.py': student_source(source, 'extensions.py', FIRST).encode(),
+        'extensions.py': student_source(source, 'extensions.py', TODOS[0], todos).encode(),
         'tests/bonus/conftest.py': (given / 'conftest.py').read_bytes(),
         'tests/bonus/test_extensions.py': (given / 'test_extensions.py').read_bytes()}
 
@@ -32,9 +36,11 @@ def files():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--output', type=Path, default=ROOT / 'build' / 'bonus')
-    target = parser.parse_args().output / 'captioning-bonus.zip'
+    parser.add_argument('--todo', type=int, nargs='+', choices=TODOS, help='leave only these open, the others done')
+    arguments = parser.parse_args()
+    target = arguments.output / 'captioning-bonus.zip'
     with atomic_path(target) as temporary:
-        temporary.write_bytes(pack(files()))
+        temporary.write_bytes(pack(files(arguments.todo)))
     print(f'{target}: unzip it over the handout')
 
 

@@ -15,7 +15,8 @@ from papermill.exceptions import PapermillExecutionError
 from instructor.assemble import ROOT, assemble
 from notebooks import run_notebook
 
-NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'output_folder', 'shown')
+FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights'}
+NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'spice', 'output_folder', 'shown')
 
 
 def read_settings(path):
@@ -32,9 +33,14 @@ def read_settings(path):
     if not isinstance(settings, dict) or set(settings) - set(NAMES):
         strange = f', not {", ".join(sorted(set(settings) - set(NAMES)))}' if isinstance(settings, dict) else ''
         raise ValueError(f'{path} must be an object with any of {", ".join(NAMES)}{strange}')
-    for values, name in ((settings, 'output_folder'), (settings.get('cfg', {}), 'data_folder')):
-        if name in values:
-            values[name] = str(Path(values[name]).resolve())
+    cfg, runs = settings.get('cfg', {}), settings.get('runs', {})
+    if not all(isinstance(part, dict) for part in (cfg, runs, *(runs.values() if isinstance(runs, dict) else []))):
+        raise ValueError(f'{path}: cfg, runs and each of the runs must be objects')
+    for values in (settings, cfg, *runs.values()):
+        for name in FILES & values.keys():
+            # a text that names no file, such as a kind of weights, stays
+            if isinstance(values[name], str) and (name.endswith('folder') or Path(values[name]).exists()):
+                values[name] = str(Path(values[name]).resolve())
     return settings
 
 

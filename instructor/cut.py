@@ -20,12 +20,13 @@ BEGIN, END = '### BEGIN SOLUTION', '### END SOLUTION'
 TITLE = re.compile(r'^\s*# TODO (\d+): (\S+)$')
 
 
-def student_source(reference, file='models.py', first=1):
+def student_source(reference, file='models.py', first=1, only=None):
     """Cut the solution blocks out of a reference source.
 
     :param reference: Python source with marked blocks
     :param file: its name in the student's folder
     :param first: number of its first TODO
+    :param only: numbers of the TODOs to leave open; the solution of the others stays, without its markers. None: all
     :return: source in which each block raises ``NotImplementedError('TODO n: Class.method ...')``
     :raises ValueError: a block without its TODO, a TODO with the wrong name or number, an unpaired marker
     """
@@ -42,16 +43,17 @@ def student_source(reference, file='models.py', first=1):
                 raise ValueError(f'line {number}: the TODO says {todo[1]}, the block is in {names.get(number)}')
             if not last_number <= todo[0] <= last_number + 1:
                 raise ValueError(f'line {number}: TODO {todo[0]} follows TODO {last_number}')
-            begin = number
+            begin, last_number = number, todo[0]
+            if only is not None and todo[0] not in only:
+                continue
             message = f'TODO {todo[0]}: {todo[1]} is still to do: follow its steps in {file}'
             indent = line[:len(line) - len(line.lstrip())]
             kept += [f'{indent}raise NotImplementedError(', f'{indent}    {message!r})']
-            last_number = todo[0]
         elif marker == END:
             if begin is None:
                 raise ValueError(f'line {number}: {END} without {BEGIN}')
             begin = todo = None
-        elif begin is None:
+        elif begin is None or only is not None and todo[0] not in only:
             kept.append(line)
     if begin is not None:
         raise ValueError(f'line {begin}: {BEGIN} without {END}')

@@ -60,7 +60,7 @@ def test_open_todos_are_not_done_yet(folder):
 def test_one_todo_done_is_checked_by_itself(folder):
     """The attention of the Bahdanau decoder without the rest."""
     source = (folder / 'extensions.py').read_text()
-    done = re.search(r'        keys = self\.W\(.*?\n        return weighted_sum\(alpha, encoder_out\), alpha\n',
+    done = re.search(r'        keys = self\.U\(.*?\n        return weighted_sum\(alpha, encoder_out\), alpha\n',
                      SOLUTION, re.DOTALL)[0]
     raised = re.search(r"        raise NotImplementedError\(\n            'TODO 9: BahdanauAttention\.forward.*?\)\n",
                        source)[0]
@@ -70,9 +70,22 @@ def test_one_todo_done_is_checked_by_itself(folder):
     assert '1 passed' in found.stdout, found.stdout
 
 
+def test_one_todo_alone(folder):
+    """The others are done, so that nothing but this one is to do."""
+    before = (folder / 'extensions.py').read_bytes()
+    source = files([7])['extensions.py']
+    assert source.decode().count('raise NotImplementedError(') == 3 and b'### ' not in source
+    (folder / 'extensions.py').write_bytes(source)
+    found = check(folder, '-k', '(adaptive or spatial or bahdanau or captionnet) and not large and not killed')
+    (folder / 'extensions.py').write_bytes(before)
+    assert found.returncode == 0, found.stdout
+    left = re.findall(r'not done yet: TODO (\d+)', found.stdout)
+    assert set(left) == {'7'} and int(re.search(r'(\d+) passed', found.stdout)[1]) > 20, found.stdout
+
+
 def test_the_reference_does_them_all(folder):
     before = (folder / 'extensions.py').read_text()
     (folder / 'extensions.py').write_text(SOLUTION)
-    found = check(folder, '-k', 'not trained_by and not large_weights and not ratio_falls and not killed')
+    found = check(folder, '-k', 'not trained_by and not large and not ratio_falls and not killed')
     (folder / 'extensions.py').write_text(before)
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout

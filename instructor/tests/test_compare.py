@@ -39,7 +39,7 @@ def test_another_data_set(tmp_path):
 
 @pytest.mark.parametrize('content, message', [
     (None, 'cannot read the settings'), ('{', 'is not JSON'), ('[1]', 'must be an object with any of data'),
-    ('{"epochs": 3}', 'not epochs')])
+    ('{"epochs": 3}', 'not epochs'), ('{"cfg": null}', 'must be objects'), ('{"runs": {"a": 3}}', 'must be objects')])
 def test_settings_that_cannot_be(content, message, tmp_path):
     path = tmp_path / 'settings.json'
     if content:
@@ -55,6 +55,10 @@ def test_names_are_those_of_the_notebook(tmp_path):
     found = {}
     exec(cell, found)
     assert set(NAMES) == {name for name in found if not name.startswith('__')}
-    (tmp_path / 'settings.json').write_text(json.dumps({'cfg': {'data_folder': 'here', 'epochs': 2}}))
+    (tmp_path / 'settings.json').write_text(json.dumps({
+        'cfg': {'data_folder': 'here', 'epochs': 2, 'encoder_weights': 'DEFAULT'},
+        'runs': {'a': {'word_vectors': 'README.md'}}}))
     here = str(Path('here').resolve())
-    assert read_settings(tmp_path / 'settings.json') == {'cfg': {'data_folder': here, 'epochs': 2}}
+    assert read_settings(tmp_path / 'settings.json') == {
+        'cfg': {'data_folder': here, 'epochs': 2, 'encoder_weights': 'DEFAULT'},
+        'runs': {'a': {'word_vectors': str(Path('README.md').resolve())}}}

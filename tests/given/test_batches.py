@@ -103,6 +103,10 @@ def test_no_caption_that_speaks_of_left_or_right_is_mirrored(dataset):
     assert flips[:, others].mean(0).min() > 0.3  # 'bright' is no side
     pictures = flips[:, 10:].view(200, -1, 5)  # the captions of a picture see the same
     assert torch.equal(pictures.amax(2), pictures.amin(2))
+    # where a caption is scored against all of its picture's: all of these or none
+    flips = torch.stack([mirrored(dataset, words, torch.Generator().manual_seed(seed), True) for seed in range(200)])
+    assert not flips[:, :5].any() and flips[:, 5:].float().mean().item() == pytest.approx(0.5, abs=0.05)
+    assert torch.equal(flips.view(200, -1, 5).all(2), flips.view(200, -1, 5).any(2))
 
 
 @pytest.mark.parametrize('workers', [0, 2])

@@ -93,10 +93,49 @@ def test_a_run_that_was_stopped_goes_on(cfg, tmp_path, monkeypatch):
         {**epoch, 'seconds': 0} for epoch in expected[0]['seeds'][0]['history']]
 
 
+def test_a_second_phase_is_trained_again_when_its_first_was(cfg, tmp_path, capsys):
+    runs = {'a': {}, 'b': dict(start_from='a', decoder_lr=1e-3), 'both': dict(ensemble=['a', 'b'])}
+    first = compare(runs, cfg, tmp_path)
+    again = compare(runs | {'a': dict(decoder_lr=2e-3)}, cfg, tmp_path)
+    assert capsys.readouterr().out.count('Starting from the weights of') == 2
+    assert again[1]['seeds'][0]['history'] != first[1]['seeds'][0]['history']
+    assert again[2]['seeds'][0]['made_of'] != first[2]['seeds'][0]['made_of']
+    assert {path.name for path in (tmp_path / 'b/seed_0/earlier_1').iterdir()} == {
+        'history_Attention.json', 'test_Attention.json', 'BEST_checkpoint_Attention.pth.tar',
+        f"checkpoint_{cfg['data_name']}_Attention.pth.tar"}
+    # as a run on its own it is another training
+    alone = compare({'b': dict(decoder_lr=1e-3)}, cfg, tmp_path)
+    assert alone[0]['seeds'][0]['history'] != again[1]['seeds'][0]['history']
+
+
+@pytest.mark.parametrize('seeds', [3, (), [1, 1]])
+def test_seeds_that_are_none(cfg, tmp_path, seeds):
+    with pytest.raises(ValueError, match='seeds is .*; it must be a list of different whole numbers'):
+        compare({'a': {}}, cfg, tmp_path, seeds)
+
+
+def test_a_metric_that_could_not_be_had_once():
+    seed = dict(parameters=1, best_epoch=1, epochs=1, captions_beam_size=1, train_seconds=60,
+                scores=[{'beam_size': 1, 'BLEU-1': 0.5, 'BLEU-4': 0.25}])
+    rows = comparison_table([dict(name='one', seeds=[seed | dict(coco={})]),
+                             dict(name='two', seeds=[seed | dict(coco={'CIDEr': 0.5})])]).splitlines()
+    assert rows[0].endswith('| CIDEr, beam 1 | minutes |')
+    assert rows[2].endswith('| 0.500 |  | 1.0 |') and rows[3].endswith('| 0.500 | 0.500 | 1.0 |')
+
+
 @pytest.mark.parametrize(('runs', 'message'), [
-    ({'a': dict(start_from='b'), 'b': {}}, "'a' has start_from='b', but no run above it is called 'b'"),
-    ({'a': {}, 'c': dict(ensemble=['a', 'x'])}, "'c' has ensemble=.*, but no run above it is called 'x'"),
-    ({'a': {}, 'c': dict(ensemble=[])}, "'c' is an ensemble of nothing"),
+    ({'a': dict(start_from='b'), 'b': {}}, "'a' has start_from='b', but no trained run above it is called 'b'"),
+    ({'a': {}, 'c': dict(ensemble=['a', 'x'])}, "'c' has ensemble=.*, but no trained run above it is called 'x'"),
+    *[({'a': {}, 'c': own}, "'c' must have a list of names of runs above as 'ensemble', and nothing else") for own in (
+        dict(ensemble=[]), dict(ensemble='a'), dict(ensemble=['a'], epochs=3))],
+    ({'a': {}, 'b': dict(ensemble=['a']), 'c': dict(ensemble=['b', 'a'])}, "no trained run above it is called 'b'"),
+    ({'a': {}, 'b': dict(ensemble=['a']), 'c': dict(start_from='b')}, "no trained run above it is called 'b'"),
+    ({'a': {}, 'b': dict(encoded_image_size=2), 'c': dict(ensemble=['a', 'b'])},
+     "'c': 'b' and 'a' have not the same data and encoder"),
+    ({'a': {}, 'b': dict(start_from='a', fine_tune_encoder=True), 'c': dict(ensemble=['a', 'b'])},
+     "'c': 'b' fine-tunes its encoder"),
+    ({'lr 1e-3': {}, 'lr 1e+3': {}}, "'lr 1e-3' and 'lr 1e.3' would share the folder lr_1e_3"),
+    ({}, 'runs must be a dict'), (['a'], 'runs must be a dict'), ({'a': None}, 'runs must be a dict'),
     ({'a': {}, 'c': dict(batchsize=3)}, "unknown setting 'batchsize'")])
 def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, monkeypatch, runs, message):
     monkeypatch.setattr(module, 'train', lambda *_: 1 / 0)

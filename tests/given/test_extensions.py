@@ -214,7 +214,7 @@ def test_adaptive_attention_is_the_papers(one_step):
 
 
 @torch.no_grad()
-def test_known_errors_of_other_ports_would_show(one_step):
+def test_known_errors_of_other_ports_of_adaptive_attention_would_show(one_step):
     """Each of them changes the scores by much more than the tolerance above."""
     decoder, (scores, alpha, h, m), paper, old_m = one_step
 
@@ -230,7 +230,7 @@ def test_known_errors_of_other_ports_would_show(one_step):
     assert alpha.sum() + beta == pytest.approx(1)
 
 
-def test_the_sentinel_is_from_the_new_cell_state_in_training_too():
+def test_the_adaptive_decoders_sentinel_is_from_the_new_cell_state_in_training_too():
     decoder, seen = make('adaptive'), []
     original = decoder.sentinel
     decoder.sentinel = lambda x, h_before, tanh_m: seen.append(tanh_m) or original(x, h_before, tanh_m)
@@ -242,6 +242,22 @@ def test_the_sentinel_is_from_the_new_cell_state_in_training_too():
         assert (seen[0][0, t] - torch.tanh(state[1][0])).abs().max() < 1e-10  # the longest caption comes first
 
 
+def test_the_adaptive_decoders_cell_state_in_half_precision():
+    """h is the output gate times tanh(m): the quotient stays one of these, and near to the true one."""
+    decoder, seen = make('adaptive').float(), []
+    with torch.no_grad():
+        for weight in decoder.decode_step.parameters():
+            weight *= 6
+    original = decoder.sentinel
+    decoder.sentinel = lambda x, h_before, tanh_m: seen.append(tanh_m) or original(x, h_before, tanh_m)
+    for bf16 in (False, True):
+        with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
+            run(decoder, pictures().float())
+    whole, half = seen
+    running = whole != 0
+    assert half.abs().max() <= 1 and (whole - half)[running].abs().mean() < 0.02
+
+
 @pytest.mark.parametrize('kind', ['spatial', 'adaptive'])
 def test_the_same_weights_read_any_number_of_cells(kind):
     decoder = make(kind)
@@ -250,7 +266,7 @@ def test_the_same_weights_read_any_number_of_cells(kind):
     assert alphas.shape[2] == 2 * PIXELS
 
 
-def test_large_weights_are_not_clipped(tiny_cfg):
+def test_large_weights_of_the_adaptive_decoder_are_not_clipped(tiny_cfg):
     """``grad_clip`` clips gradients: a weight may be as large as it likes."""
     cfg = {**tiny_cfg, 'decoder': 'extensions.DecoderWithAdaptiveAttention', 'grad_clip': 0.1, 'epochs': 1}
     original = DecoderWithAdaptiveAttention.__init__
@@ -286,7 +302,7 @@ def test_bahdanau_attention_with_elu():
     attention = make('bahdanau').attention
     cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
     context, alpha = attention(cells, h.expand(len(cells), -1))
-    e = torch.stack([linear(attention.v, torch.nn.functional.elu(linear(attention.W, a) + linear(attention.U, h)))[0]
+    e = torch.stack([linear(attention.v, torch.nn.functional.elu(linear(attention.U, a) + linear(attention.W, h)))[0]
                      for a in cells[2]])
     assert (alpha[2] - e.exp() / e.exp().sum()).abs().max() < 1e-12
     assert (context[2] - sum(w * a for w, a in zip(alpha[2], cells[2], strict=True))).abs().max() < 1e-12
@@ -423,8 +439,11 @@ def test_captionnet_takes_features_with_the_channels_first():
     decoder = make('captionnet')
     vgg = pictures().flatten(1, 2).transpose(1, 2)
     assert vgg.shape == (len(LENGTHS), ENCODER, PIXELS)
-    for one, other in zip(run(decoder, vgg), run(decoder), strict=True):
-        assert torch.equal(one, other)
+    for one, flat, other in zip(run(decoder, vgg), run(decoder, vgg.transpose(1, 2)), run(decoder), strict=True):
+        assert torch.equal(one, other) and torch.equal(flat, other)
+    for strange in (vgg[:, 1:], vgg.unsqueeze(1)):
+        with pytest.raises(ValueError, match=f'neither the last nor, of three, the second number is .* {ENCODER}'):
+            decoder.start(strange)
 
 
 def test_captionnets_deep_output():

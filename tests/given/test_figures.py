@@ -20,6 +20,7 @@ from figures import (  # noqa: E402
     plot_bleu,
     plot_captions,
     plot_history,
+    plot_side_by_side,
     read_histories,
     save_figure,
 )
@@ -91,6 +92,26 @@ def test_bleu():
         assert list(lines['BLEU-2'].get_ydata()) == pytest.approx([0.71 + shift, 0.73 + shift, 0.75 + shift])
         assert [int(tick) for tick in axes.get_xticks()] == [1, 3, 5]
         assert f'{0.75 + shift:.3f}' in [text.get_text() for text in axes.texts]
+
+
+def test_bleu_of_many_decoders_goes_over_several_rows():
+    figure = plot_bleu([result(f'decoder {i}') for i in range(6)])
+    figure.canvas.draw()
+    assert figure.get_size_inches()[0] < 16 and [axes.axison for axes in figure.axes] == [True] * 6 + [False] * 2
+    assert figure.axes[5].get_title() == 'decoder 5' and figure.axes[4].get_ylabel() == 'BLEU'
+
+
+def test_pictures_with_the_words_of_many_decoders_beside():
+    text = '\n'.join([f'decoder {i}: ' + 'word ' * 30 for i in range(11)])
+    figure = plot_side_by_side([picture(0), picture(1)], [text, 'one: a dog'])
+    figure.canvas.draw()
+    assert len(figure.axes) == 4 and not any(axes.axison for axes in figure.axes)
+    shown, written = figure.axes[:2]
+    box = written.texts[0].get_window_extent()
+    assert written.texts[0].get_text().split() == text.split()  # all of it
+    assert box.x0 > shown.get_window_extent().x1 and box.x1 < figure.bbox.x1  # beside the picture, in the figure
+    assert 0 < box.y0 and box.y1 < figure.bbox.y1 and shown.get_window_extent().width > 100
+    assert figure.axes[3].texts[0].get_window_extent().y1 < box.y0  # rows do not touch
 
 
 def test_bleu_table():

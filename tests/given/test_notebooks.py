@@ -85,7 +85,7 @@ def test_a_decoder_with_a_sentinel(folder):
     run(folder, 'train_attention.ipynb', pictures=PICTURES, cfg=cfg, check=False)
     name = 'DecoderWithAdaptiveAttention'
     printed, _ = run(folder, 'test.ipynb', run_folder='runs/adaptive', decoders=[name], beam_sizes=[1])
-    assert f'{name}: every object right in ' in printed
+    assert 'adaptive attention: every object right in ' in printed
     printed, pictures = run(folder, 'caption.ipynb', run_folder='runs/adaptive', decoders=[name], pictures=[1])
     assert pictures == 1
     figures = {path.name for path in (folder / 'runs/adaptive/figures').iterdir()}

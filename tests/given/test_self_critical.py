@@ -1,11 +1,13 @@
 """Self-critical training: the gradient is that of the expected score, and the score rises."""
 
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 
+import extensions
 import self_critical
 import solver
 from beam_search import Hypothesis, sample_search
@@ -64,6 +66,30 @@ def test_nothing_is_dropped_and_all_is_as_before_afterwards(model):
     assert rates == [module.p for module in model.decoder.modules() if isinstance(module, nn.Dropout)]
     for name, value in model.decoder.state_dict().items():
         assert torch.equal(value, statistics[name]), name  # batch norm's too
+
+
+def test_a_decoder_that_drops_word_vectors_and_feeds_its_own_words(trained, model, tmp_path, monkeypatch):
+    """Neither in the block: the probabilities are those of the draw."""
+    cfg, start = trained
+    seen = []
+
+    def twice(*args):
+        seen.append([log_probabilities(*args).tolist() for _ in range(2)])
+        return log_probabilities(*args)
+
+    monkeypatch.setattr(self_critical, 'log_probabilities', twice)
+    train({**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'embed_dropout': 0.5, 'samples': 2,
+           'output_folder': str(tmp_path)})
+    assert seen and all(one == other for one, other in seen)
+
+    torch.manual_seed(0)
+    decoder = extensions.CaptionNet(10, 12, 16, len(model.word_map), encoder_dim=encoded(model, 1).shape[-1])
+    decoder.teacher_forcing = 0.3
+    other = CaptionModel(model.encoder, decoder, model.word_map, model.settings)
+    drawn = sample_search(decoder, encoded(model), model.word_map, 6)
+    found = log_probabilities(other, encoded(model), drawn, torch.arange(4))
+    assert found.tolist() == log_probabilities(other, encoded(model), drawn, torch.arange(4)).tolist()
+    assert decoder.teacher_forcing == 0.3
 
 
 class OneWord(nn.Module):
@@ -144,7 +170,10 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
            'samples': 10, 'output_folder': str(tmp_path)}
     history = train(cfg)
     before = read_checkpoint(start)['history'][-1]['val_greedy_cider']
-    assert f'CIDEr {before:.3f} on validation' in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f'CIDEr {before:.3f} on validation' in printed
+    after = max(epoch['val_greedy_cider'] for epoch in history)
+    assert re.search(rf'Before: .*CIDEr {before:.3f} .*\nAfter:  .*CIDEr {after:.3f} ', printed)
     assert all(epoch['train_top5'] is None for epoch in history)
     # the mean CIDEr-D of what it draws
     assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * history[0]['train_loss']

@@ -117,7 +117,8 @@ def test_word_vectors_are_taken_and_the_others_stay(tiny_cfg, vectors, capsys):
         expected = dict(red=torch.ones(12), star=torch.full((12,), 2.0)).get(word, before[index])
         assert torch.equal(embedding.weight[index], expected)
     train({**tiny_cfg, 'word_vectors': str(vectors), 'epochs': 1})
-    assert f'has 2 of the {len(word_map)} words; the others start at random' in capsys.readouterr().out
+    words = len(word_map) - 4
+    assert f'has 2 of the {words} words; the other {words - 2} start at random' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('lean', [True, False])
@@ -130,9 +131,10 @@ def test_frozen_or_tuned(tiny_cfg, vectors, tune, lean, capsys):
     assert (model.decoder.embedding.weight[model.word_map['red']] == 1).all() != tune
 
 
-def test_a_header_is_passed_over(tiny_cfg, vectors):
+@pytest.mark.parametrize('between', [' ', '\t'])
+def test_a_header_and_empty_lines_are_passed_over(tiny_cfg, vectors, between):
     word_map = load_word_map(tiny_cfg['data_folder'], tiny_cfg['data_name'])
-    vectors.write_text('5 12\n' + vectors.read_text())
+    vectors.write_text(('5 12\n' + vectors.read_text().replace('\n', '\n\n')).replace(' ', between))
     assert word_vectors.load(nn.Embedding(len(word_map), 12), vectors, word_map) == 2
 
 
@@ -140,6 +142,9 @@ def test_a_header_is_passed_over(tiny_cfg, vectors):
     ('red 1 2 3\n', r'line 1: 3 numbers follow the word, but embed_dim is 12'),
     ('red' + ' 1' * 12 + '\nstar 1 2\n', r'line 2: 2 numbers follow'),
     ('red' + ' 1' * 11 + ' x\n', r"line 1: what follows 'red' is not 12 numbers"),
+    ('red' + ' 1' * 11 + ' nan\n', r"line 1: what follows 'red' is not 12 numbers"),
+    ('', 'vectors.txt has none of the words of the vocabulary'),
+    ('unheard' + ' 1' * 12 + '\n', 'vectors.txt has none of the words of the vocabulary'),
     ('the' + ' 1' * 300 + '\n', r'line 1: 300 numbers follow the word, but embed_dim is 12: set embed_dim')])
 def test_files_that_are_no_word_vectors(tiny_cfg, tmp_path, text, message):
     path = tmp_path / 'vectors.txt'
@@ -183,10 +188,28 @@ def test_fine_tuning_starts_from_a_frozen_checkpoint(tiny_cfg, attention, capsys
     assert then.tuned and not first.tuned
 
 
+def test_a_start_that_there_is_not(tiny_cfg):
+    with pytest.raises(ValueError, match="'self_critical' is 'mean', which goes on from a trained decoder"):
+        train({**tiny_cfg, 'self_critical': 'mean'})
+    with pytest.raises(ValueError, match="'tune_word_vectors' is False, but there are no trained word vectors"):
+        train({**tiny_cfg, 'tune_word_vectors': False})
+    train({**tiny_cfg, 'epochs': 1})
+    with pytest.raises(ValueError, match="with self_critical=None, and the settings say 'greedy'"):
+        train({**tiny_cfg, 'self_critical': 'greedy', 'checkpoint': str(checkpoint_paths({**DEFAULTS, **tiny_cfg})[0])})
+
+
+def test_batch_norm_needs_two_captions(tiny_cfg):
+    with pytest.raises(ValueError, match="'batch_size' is 1; it must be at least 2: DecoderWithCell has a batch norm"):
+        train({**tiny_cfg, 'decoder': 'extensions.DecoderWithCell', 'batch_size': 1})
+
+
 def test_a_start_from_something_else(tiny_cfg):
     train({**tiny_cfg, 'epochs': 1})
     with pytest.raises(ValueError, match='holds the decoder Attention, and the settings say NoAttention'):
-        train({**tiny_cfg, 'attention': False, 'start_from': str(best(tiny_cfg))})
+        train({**tiny_cfg, 'attention': False, 'start_from': str(best(tiny_cfg)),
+               'output_folder': tiny_cfg['output_folder'] + '_2'})
+    with pytest.raises(ValueError, match='whose place in output_folder this training would take'):
+        train({**tiny_cfg, 'start_from': str(best(tiny_cfg))})
     with pytest.raises(ValueError, match='there is no checkpoint nowhere'):
         train({**tiny_cfg, 'start_from': 'nowhere'})
 
