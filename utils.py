@@ -1,4 +1,4 @@
-"""Small helpers shared by every step: atomic files, seeds, eval mode, packed scores, running averages, top-k accuracy."""
+"""Small helpers shared by every step: atomic files, seeds, eval mode, packed scores, averages, top-k accuracy."""
 
 import os
 import random
