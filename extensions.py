@@ -203,6 +203,9 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         p = softmax(W_p (c^_t + h_t))                                             (eq. 13)
 
     The alphas that it returns are the pixels' part of alpha^_t: they sum to 1 - beta_t, "how much it looks".
+
+    On a small data set the sentinel may take everything before the decoder has learned to look: train a few epochs with
+    the penalty of *Show, Attend and Tell* (``alpha_c=0.3``), then go on without it (``start_from``, ``alpha_c=0``).
     """
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
