@@ -144,7 +144,7 @@ def main():
 if __name__ == '__main__':
     try:
         main()
-    except ValueError as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
         processes.disconnect()

@@ -33,7 +33,7 @@ def read_settings(words):
 if __name__ == '__main__':
     try:
         train(read_settings(sys.argv[1:]))
-    except ValueError as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
         processes.disconnect()
