@@ -21,6 +21,7 @@ from utils import atomic_path
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
 OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
+METRICS = ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')  # beside BLEU
 STARTED_FROM = 'started_from.txt'  # digest of the checkpoint that a run took its first weights from
 
 
@@ -142,15 +143,14 @@ def tested(name, paths, history, folder, split, beam_sizes, spice, device):
     """
     made_of = dict(split=split, beam_sizes=list(beam_sizes), spice=spice, checkpoints=[digest(path) for path in paths])
     path = folder / f'{split.lower()}_{name}.json'
-    if path.exists():
-        result = json.loads(path.read_text())
-        if result.get('made_of') == made_of:
-            return result
-    model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
-    result = evaluate(model, split, beam_sizes, history=history)
+    result = json.loads(path.read_text()) if path.exists() else {}
+    if result.get('made_of') != made_of:
+        model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
+        result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=made_of, history=history, coco={})
+    elif {*METRICS[:-1], *METRICS[-1:] * spice} <= result['coco'].keys():
+        return result
     captions = result['captions']
-    result |= dict(made_of=made_of, history=history, coco=coco_scores(
-        [c['references'] for c in captions], [c['caption'] for c in captions], spice))
+    result['coco'] = coco_scores([c['references'] for c in captions], [c['caption'] for c in captions], spice)
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(result))
     write_coco_files(folder / f'{split.lower()}_{name}_results.json', captions,
@@ -171,8 +171,7 @@ def comparison_table(results):
     """
     beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
     shown = results[0]['seeds'][0]['captions_beam_size']
-    metrics = [name for name in ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')
-               if any(name in seed['coco'] for result in results for seed in result['seeds'])]
+    metrics = [name for name in METRICS if any(name in seed['coco'] for result in results for seed in result['seeds'])]
     header = ['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
               *(f'{metric}, beam {shown}' for metric in ('BLEU-1', *metrics)), 'minutes']
     rows = ['| ' + ' | '.join(header) + ' |', '|:---' + '|---:' * (len(header) - 1) + '|']

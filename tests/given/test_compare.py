@@ -114,6 +114,19 @@ def test_seeds_that_are_none(cfg, tmp_path, seeds):
         compare({'a': {}}, cfg, tmp_path, seeds)
 
 
+def test_a_metric_is_made_up_for_when_it_can_be_had(cfg, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr('coco_metrics._meteor', lambda *_: 1 / 0)
+        first, = compare({'a': {}}, cfg, tmp_path)
+    assert 'METEOR' not in first['seeds'][0]['coco']
+    monkeypatch.setattr(module, 'evaluate', lambda *_, **__: 1 / 0)  # but nothing is captioned again
+    again, = compare({'a': {}}, cfg, tmp_path)
+    coco = again['seeds'][0].pop('coco')
+    assert coco == {**first['seeds'][0].pop('coco'), 'METEOR': 0.25} and again == first
+    monkeypatch.setattr(module, 'coco_scores', lambda *_: 1 / 0)
+    assert compare({'a': {}}, cfg, tmp_path)[0]['seeds'][0]['coco'] == coco
+
+
 def test_a_metric_that_could_not_be_had_once():
     seed = dict(parameters=1, best_epoch=1, epochs=1, captions_beam_size=1, train_seconds=60,
                 scores=[{'beam_size': 1, 'BLEU-1': 0.5, 'BLEU-4': 0.25}])
