@@ -586,6 +586,7 @@ def start_from(model, path):
 
 
 def greedy_scores(epoch):
+    """An epoch's free-running scores on validation, in words."""
     return f"greedy BLEU-4 {epoch['val_greedy_bleu4']:.3f}, CIDEr {epoch['val_greedy_cider']:.3f} on validation"
 
 
