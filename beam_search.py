@@ -50,7 +50,7 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
 
 
 @torch.no_grad()
-def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None):
+def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1):
     """Draw each word from the decoder's own probabilities, for many images at once.
 
     :param decoder: any decoder with ``start`` and ``step``
@@ -59,55 +59,67 @@ def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, g
     :param max_len: longest caption in words
     :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
     :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
-    :return: a :class:`Hypothesis` per image, without alphas; its score is the log-probability at temperature 1
-    :raises ValueError: temperature not above 0
+    :param samples: captions drawn per image
+    :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas; its score is the
+        log-probability at temperature 1
+    :raises ValueError: temperature not above 0, or samples < 1
     :raises FloatingPointError: the decoder's scores are not numbers
     """
     if not temperature > 0:
         raise ValueError(f'temperature is {temperature}; it must be above 0')
+    if samples < 1:
+        raise ValueError(f'samples is {samples}; it must be at least 1')
 
     def draw(log_probs):
         if log_probs.isnan().any():
             raise FloatingPointError(NOT_NUMBERS)
         return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
 
-    return _one_beam(decoder, encoder_out, word_map, max_len, draw)
+    return _one_beam(decoder, encoder_out, word_map, max_len, draw, samples)
 
 
-def _one_beam(decoder, encoder_out, word_map, max_len, choose):
-    """Follow one caption per image.
+def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
+    """Follow ``samples`` captions per image, each on its own; those that ended leave the batch.
 
-    :param choose: from log-probabilities (batch_size, vocab_size) to the next words (batch_size,)
+    :param choose: from log-probabilities (captions, vocab_size) to the next words (captions,)
     """
     with evaluating(decoder):
-        n, end = len(encoder_out), word_map['<end>']
-        state, memory = decoder.start(encoder_out)
+        n, end = len(encoder_out) * samples, word_map['<end>']
+        state, memory = _repeated(*decoder.start(encoder_out), samples)
         words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
         never = never_said(word_map, words.device)
         score = torch.zeros(n, device=words.device)
-        running = torch.ones(n, dtype=torch.bool, device=words.device)
-        chosen = []
-        for _ in range(max_len + 1):
+        sequences = torch.full((n, max_len + 1), end, device=words.device)
+        running = torch.arange(n, device=words.device)  # which caption a row of the batch is
+        for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
             log_probs = scores.float().log_softmax(dim=1)
             log_probs[:, never] = -torch.inf
             words = choose(log_probs)
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
-            words = words.masked_fill(~running, end)
-            if len(chosen) == max_len:  # no room for another word
-                best = best.masked_fill(words != end, 0)
-            chosen.append(words)
-            score += best * running
-            if score.isnan().any():
+            if best.isnan().any():
                 raise FloatingPointError(NOT_NUMBERS)
-            running = running & (words != end)
-            if not running.any():
+            stay = words != end
+            if t == max_len:  # no room for another word
+                best = best.masked_fill(stay, 0)
+            sequences[running, t] = words
+            score[running] += best
+            if stay.all():
+                continue
+            running, words = running[stay], words[stay]
+            if not len(words):
                 break
+            state, memory = tuple(s[stay] for s in state), tuple(m[stay] for m in memory)
     found = []
-    for row, total in zip(torch.stack(chosen, dim=1).tolist(), score.tolist(), strict=True):
+    for row, total in zip(sequences.tolist(), score.tolist(), strict=True):
         finished = end in row
         found.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
     return found
+
+
+def _repeated(state, memory, k):
+    """State and memory for ``k`` captions of each image."""
+    return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
 
 
 @torch.no_grad()
@@ -133,9 +145,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     k, end = beam_size, word_map['<end>']
     with evaluating(decoder):
         n = len(encoder_out)
-        state, memory = decoder.start(encoder_out)
-        state = tuple(s.repeat_interleave(k, dim=0) for s in state)
-        memory = tuple(m.repeat_interleave(k, dim=0) for m in memory)
+        state, memory = _repeated(*decoder.start(encoder_out), k)
         device = encoder_out.device
         never = never_said(word_map, device)
         words = torch.full((n * k,), word_map['<start>'], device=device)

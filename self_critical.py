@@ -46,7 +46,7 @@ class SelfCritical:
         """
         k, word_map = self.samples, model.word_map
         # drawn by the decoder as it captions, without dropout
-        drawn = sample_search(model.decoder, encoder_out.detach().repeat_interleave(k, dim=0), word_map)
+        drawn = sample_search(model.decoder, encoder_out.detach(), word_map, samples=k)
         reward = self.rewards(model, drawn, pictures.repeat_interleave(k)).view(-1, k)
         if self.baseline == 'greedy':
             greedy = greedy_search(model.decoder, encoder_out.detach(), word_map)

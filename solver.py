@@ -430,7 +430,8 @@ def reward_loss(model, batch, by_score, captions_per_image):
     number[batch.image_of] = pictures
     # a picture's captions may be shared among processes or parts: it counts here as far as they are here
     weights = batch.image_of.bincount(minlength=len(batch.images)) / batch.of_captions
-    return by_score(model, encode(model, batch.images), number, weights)
+    with half_precision(model.settings):
+        return by_score(model, encode(model, batch.images), number, weights)
 
 
 def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smoothing=0.0):
@@ -523,7 +524,7 @@ def decode(model, batch):
     :raises ValueError: it returns too few or too many things
     """
     device = torch.device(model.settings['device'])
-    with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16(model.settings)):
+    with half_precision(model.settings):
         encoder_out = encode(model, batch.images)
         captions, image_of = (values.to(device, non_blocking=True) for values in (batch.captions, batch.image_of))
         caplens = batch.caplens.unsqueeze(1)
@@ -536,6 +537,11 @@ def decode(model, batch):
         raise ValueError(f'forward of {type(model.decoder).__name__} returns {came}; it must return predictions, '
                          f'sorted captions, decode lengths, {"alphas, " if 5 in right else ""}sort indices')
     return decoded
+
+
+def half_precision(cfg):
+    """In this block matrix products are in half precision, if they are to be."""
+    return torch.autocast(torch.device(cfg['device']).type, torch.bfloat16, enabled=use_bf16(cfg))
 
 
 def use_bf16(cfg):

@@ -396,6 +396,27 @@ def test_temperature():
         assert {round(caption.score, 3) for caption in found} <= {round(log(0.8), 3), round(log(0.2), 3)}
     with pytest.raises(ValueError, match='temperature is 0; it must be above 0'):
         sample_search(Table(table), pictures, WORD_MAP, temperature=0)
+    with pytest.raises(ValueError, match='samples is 0; it must be at least 1'):
+        sample_search(Table(table), pictures, WORD_MAP, samples=0)
+
+
+@pytest.mark.parametrize('kind', ['rnn', 'attention'])
+def test_several_samples_of_a_picture(kind, monkeypatch):
+    decoder = network(kind, seed=0)
+    pictures = torch.randn(3, PIXELS, ENCODER, generator=torch.Generator().manual_seed(0)).double()
+    started, running = [], []
+    start, step = decoder.start, decoder.step
+    monkeypatch.setattr(decoder, 'start', lambda given: started.append(len(given)) or start(given))
+    monkeypatch.setattr(decoder, 'step', lambda words, *rest: running.append(len(words)) or step(words, *rest))
+    found = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(1), samples=20)
+    assert len(found) == 60 and started == [3]  # a picture's keys are computed once
+    # a caption takes part until its <end>, and no longer
+    assert running == [sum(len(one.words) >= t for one in found) for t in range(len(running))]
+    assert running[0] == 60 > running[-1]
+    for i, one in enumerate(found):
+        score, _ = score_of(decoder, pictures[i // 20].unsqueeze(0), one.words, one.finished)
+        assert one.score == pytest.approx(score, abs=1e-4)
+    assert len({tuple(one.words) for one in found[:20]}) > 1
 
 
 @pytest.mark.parametrize('kind', ['rnn', 'attention'])

@@ -152,7 +152,7 @@ def test_baselines(model, monkeypatch):
     """Advantages by hand: rewards 1, 2, 6 of the samples; 2 of the greedy caption."""
     rewards = dict(drawn=torch.tensor([1.0, 2.0, 6.0]), greedy=torch.tensor([2.0]))
     drawn = [Hypothesis([5], 0.0, True), Hypothesis([6], 0.0, True), Hypothesis([7, 8], 0.0, True)]
-    monkeypatch.setattr(self_critical, 'sample_search', lambda *_: drawn)
+    monkeypatch.setattr(self_critical, 'sample_search', lambda *_, samples: drawn)
     monkeypatch.setattr(self_critical, 'greedy_search', lambda *_: drawn[:1])
     monkeypatch.setattr(SelfCritical, 'rewards', lambda self, _, found, __: rewards['drawn' if len(found) > 1 else
                                                                                     'greedy'])
@@ -166,8 +166,10 @@ def test_baselines(model, monkeypatch):
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])
 def test_the_score_rises(trained, baseline, tmp_path, capsys):
     cfg, start = trained
-    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 5e-3, 'epochs': 10, 'batch_size': 5,
-           'samples': 10, 'output_folder': str(tmp_path)}
+    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 5e-3, 'cosine': True, 'epochs': 25,
+           'batch_size': 5, 'samples': 10, 'output_folder': str(tmp_path / 'run')}
+    untrained = train({**cfg, 'decoder_lr': 1e-12, 'epochs': 1, 'output_folder': str(tmp_path / 'untrained')})
+    capsys.readouterr()
     history = train(cfg)
     before = read_checkpoint(start)['history'][-1]['val_greedy_cider']
     printed = capsys.readouterr().out
@@ -176,11 +178,25 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     assert re.search(rf'Before: .*CIDEr {before:.3f} .*\nAfter:  .*CIDEr {after:.3f} ', printed)
     assert all(epoch['train_top5'] is None for epoch in history)
     # the mean CIDEr-D of what it draws
-    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * history[0]['train_loss']
+    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * untrained[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
     scores = [epoch['val_greedy_cider'] for epoch in history]
     assert latest['progress']['best_score'] == max(scores)
     assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
+
+
+@pytest.mark.parametrize('bf16', [True, False])
+def test_half_precision_is_a_setting_here_too(trained, bf16, tmp_path, monkeypatch):
+    cfg, start = trained
+    seen = set()
+
+    def recorded(function):
+        return lambda *args, **options: seen.add(torch.is_autocast_enabled('cpu')) or function(*args, **options)
+
+    for name in ('sample_search', 'log_probabilities'):
+        monkeypatch.setattr(self_critical, name, recorded(getattr(self_critical, name)))
+    train({**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'bf16': bf16, 'output_folder': str(tmp_path)})
+    assert seen == {bf16}
 
 
 def test_two_processes_draw_for_different_pictures(trained, tmp_path):
