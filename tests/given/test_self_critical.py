@@ -195,7 +195,8 @@ def test_half_precision_is_a_setting_here_too(trained, bf16, tmp_path, monkeypat
 
     for name in ('sample_search', 'log_probabilities'):
         monkeypatch.setattr(self_critical, name, recorded(getattr(self_critical, name)))
-    train({**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'bf16': bf16, 'output_folder': str(tmp_path)})
+    train({**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'bf16': bf16,
+           'output_folder': str(tmp_path)})
     assert seen == {bf16}
 
 
