@@ -32,15 +32,16 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         second phase on its best weights, of the same seed. ``ensemble`` (a list of names of runs above) trains nothing:
         their checkpoints of all seeds caption together
     :param cfg: settings that all share, the budget (``epochs``) among them
-    :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md``, and COCO's results
-        and annotation files, too
+    :param split: 'TEST', or 'VAL' while settings are being chosen
+    :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison``),
+        and COCO's results and annotation files, too
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :return: list of dicts: name, seeds (list of dicts: history, and what ``evaluate.evaluate`` gives, with ``coco``:
         the field's metrics at the middle beam size)
     :raises ValueError: settings that cannot be, or a run that no run above is called
     """
     folder, device = Path(output_folder), cfg.get('device')
-    check_runs(runs, cfg, folder, seeds)  # what cannot be is said before anything is trained
+    check_runs(runs, cfg, folder, seeds, split)  # what cannot be is said before anything is trained
     results = []
     for name, own in runs.items():
         found = []
@@ -55,10 +56,16 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 found.append(tested(decoder_name(wanted), [best], history, best.parent, split, beam_sizes, spice,
                                     device))
         results.append(dict(name=name, seeds=found))
-    for ending, text in (('json', json.dumps(results, indent=1)), ('md', comparison_table(results))):
-        with atomic_path(folder / f'comparison.{ending}') as path:
-            path.write_text(text, encoding='utf-8')
+    table = table_path(folder, split)
+    for path, text in ((table.with_suffix('.json'), json.dumps(results, indent=1)), (table, comparison_table(results))):
+        with atomic_path(path) as temporary:
+            temporary.write_text(text, encoding='utf-8')
     return results
+
+
+def table_path(folder, split='TEST'):
+    """Where :func:`compare` puts its table."""
+    return Path(folder) / ('comparison.md' if split == 'TEST' else f'{split.lower()}_comparison.md')
 
 
 def directory(name):
@@ -66,8 +73,10 @@ def directory(name):
     return ''.join(c if c.isalnum() else '_' for c in name)
 
 
-def check_runs(runs, cfg, folder, seeds):
+def check_runs(runs, cfg, folder, seeds, split):
     """:raises ValueError: see :func:`compare`"""
+    if split not in ('TEST', 'VAL'):
+        raise ValueError(f"split is {split!r}; it must be 'TEST', or 'VAL' while you choose settings")
     if not isinstance(runs, dict) or not runs or not all(isinstance(own, dict) for own in runs.values()):
         raise ValueError('runs must be a dict: the name of each run, and a dict of its own settings')
     if not isinstance(seeds, (list, tuple)) or not seeds or len(set(seeds)) < len(seeds):

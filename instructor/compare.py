@@ -16,7 +16,7 @@ from instructor.assemble import ROOT, assemble
 from notebooks import run_notebook
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights'}
-NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'spice', 'output_folder', 'shown')
+NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'spice', 'output_folder', 'shown')
 
 
 def read_settings(path):
@@ -59,9 +59,10 @@ def main():
         sys.exit(f'error: {error}')
     except PapermillExecutionError as error:
         sys.exit(f'error: compare.ipynb stopped: {error.ename}: {error.evalue}')
+    from compare import table_path  # brings torch along: not before a wrong setting is said
     folder = Path(settings.get('output_folder', build / 'runs' / 'compare'))
-    print(f"\n{(folder / 'comparison.md').read_text(encoding='utf-8')}\nfigures   {folder / 'figures'}\n"
-          f'notebook  {build / "compare.ipynb"}')
+    table = table_path(folder, settings.get('split', 'TEST')).read_text(encoding='utf-8')
+    print(f'\n{table}\nfigures   {folder / "figures"}\nnotebook  {build / "compare.ipynb"}')
 
 
 if __name__ == '__main__':

@@ -56,6 +56,19 @@ def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
     assert [line.split(':')[0] for line in lines] == [*RUNS, 'people']
 
 
+def test_settings_are_chosen_on_the_validation_split(cfg, tmp_path):
+    runs = {'plain LSTM': RUNS['plain LSTM'], 'alone': dict(ensemble=['plain LSTM'])}
+    compare(runs, cfg, tmp_path, split='VAL')
+    on_val = (tmp_path / 'val_comparison.md').read_text()
+    files = {path.name for path in tmp_path.rglob('*') if path.is_file()}
+    assert {'val_comparison.json', 'val_NoAttention.json', 'val_Ensemble.json'} <= files
+    assert not {'comparison.md', 'test_NoAttention.json'} & files
+    compare(runs, cfg, tmp_path)
+    assert (tmp_path / 'comparison.md').read_text() != on_val == (tmp_path / 'val_comparison.md').read_text()
+    with pytest.raises(ValueError, match="split is 'TRAIN'; it must be 'TEST', or 'VAL' while you choose settings"):
+        compare(runs, cfg, tmp_path, split='TRAIN')
+
+
 def test_a_second_time_nothing_is_trained(cfg, tmp_path, monkeypatch):
     first = compare(RUNS, cfg, tmp_path)
     monkeypatch.setattr(module, 'train', lambda *_: 1 / 0)
