@@ -55,10 +55,12 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         keys = attention.encoder_att(pictures)  # once per picture, whatever the number of its captions
         low = keys.dtype
         with torch.autocast(pictures.device.type, enabled=False):
-            pictures, keys = (grid.index_select(0, picture_of) for grid in (pictures.to(low), keys))
+            pictures, keys, together = pictures.to(low), keys.index_select(0, picture_of), Together(picture_of)
+            if together.most == 1:  # a picture of its own for each caption: bring them into the captions' order
+                pictures = pictures.index_select(0, picture_of)
             states, alpha = AttentiveLSTM.apply(
                 pictures, keys, words_in.to(h.dtype), h, c, from_h.to(low), bias,
-                attention.att.weight.flatten().to(low), cell.weight_ih[:, split:].to(low), sizes.tolist())
+                attention.att.weight.flatten().to(low), cell.weight_ih[:, split:].to(low), sizes.tolist(), together)
         # the bias of att shifts all scores alike, so softmax takes it out again: its gradient is zero
         alpha = alpha + 0 * attention.att.bias
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
@@ -100,6 +102,33 @@ def lstm_cell_backward(dh, dc, gates, c_before, tanh_c, out):
     return out
 
 
+class Together:
+    """Rows of the captions of one picture side by side, so that one matrix product reads the picture for all of them.
+
+    :param picture_of: (batch,) whose caption each row is
+    """
+
+    def __init__(self, picture_of):
+        _, of = picture_of.unique(return_inverse=True)
+        order = of.argsort(stable=True)
+        first = of.bincount().cumsum(0) - of.bincount()
+        slot = torch.empty_like(of)
+        slot[order] = torch.arange(len(of), device=of.device) - first[of[order]]
+        self.most = int(slot.max()) + 1  # captions of one picture
+        self.place = picture_of * self.most + slot
+
+    def side_by_side(self, rows, pictures):
+        """(n, ...) of the first n captions to (pictures, captions of each, ...), with zeros for the others."""
+        if self.most == 1:
+            return rows.unsqueeze(1)
+        full = rows.new_zeros(pictures * self.most, *rows.shape[1:])
+        return full.index_copy_(0, self.place[:len(rows)], rows).unflatten(0, (pictures, self.most))
+
+    def in_order(self, groups, n):
+        """And back."""
+        return groups.flatten(0, 1) if self.most == 1 else groups.flatten(0, 1).index_select(0, self.place[:n])
+
+
 class AttentiveLSTM(torch.autograd.Function):
     """All steps of the attentive decoder, from the first state to the last hidden state (*Show, Attend and Tell*).
 
@@ -112,15 +141,16 @@ class AttentiveLSTM(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, pictures, keys, words_in, h, c, from_h, bias, w, W_z, sizes):
+    def forward(ctx, pictures, keys, words_in, h, c, from_h, bias, w, W_z, sizes, together):
         """
-        :param pictures: (batch, pixels, encoder_dim) the a_i; ``keys``: (batch, pixels, attention_dim)
+        :param pictures: (pictures, pixels, encoder_dim) the a_i; ``keys``: (batch, pixels, attention_dim)
         :param words_in: (words, 4 decoder_dim) the words' part of the LSTM's input, with both biases, packed
         :param h, c: (batch, decoder_dim) first state
         :param from_h: (attention_dim + encoder_dim + 4 decoder_dim, decoder_dim) W_q, W_b and W_hh in one;
             ``bias``: (attention_dim + encoder_dim,) b_q and b_b
         :param w: (attention_dim,); ``W_z``: (4 decoder_dim, encoder_dim)
         :param sizes: list, how many captions run at each step
+        :param together: :class:`Together`
         :return: hidden states (words, decoder_dim) and alpha (words, pixels), both packed
         """
         (_, pixels, e), a, d = pictures.shape, keys.shape[2], h.shape[1]
@@ -141,14 +171,15 @@ class AttentiveLSTM(torch.autograd.Function):
             query.copy_(product[:, :a] + bias[:a])
             relu = torch.add(keys[:n], query.unsqueeze(1), out=scratch[:n]).relu_()
             alpha = (relu @ w).to(high).softmax(dim=1)
-            z = torch.bmm(alpha.to(low).unsqueeze(1), pictures[:n]).squeeze(1).to(high)
+            seen = pictures[:n] if together.most == 1 else pictures
+            z = together.in_order(together.side_by_side(alpha.to(low), len(seen)) @ seen, n).to(high)
             beta = (product[:, a:a + e] + bias[a:]).sigmoid_()
             saved['alpha'][rows], saved['z'][rows], saved['beta'][rows] = alpha, z, beta
             gates = ((z * beta).to(low) @ W_z.T).to(high).add_(product[:, a + e:]).add_(words_in[rows])
             h, c, saved['tanh_c'][rows] = lstm_cell(gates, c)
             saved['gates'][rows], states[rows] = gates, h
         ctx.save_for_backward(pictures, keys, from_h, w, W_z, *saved.values())
-        ctx.sizes = sizes
+        ctx.sizes, ctx.together = sizes, together
         return states, saved['alpha'].clone()
 
     @staticmethod
@@ -156,7 +187,8 @@ class AttentiveLSTM(torch.autograd.Function):
     def backward(ctx, d_states, d_alpha):
         (pictures, keys, from_h, w, W_z, before, query, alpha, z, beta, gates, cell_before,
          tanh_c) = ctx.saved_tensors
-        sizes, (batch, _, e), a, d = ctx.sizes, pictures.shape, keys.shape[2], before.shape[1]
+        sizes, together, (batch, _, a) = ctx.sizes, ctx.together, keys.shape
+        e, d = pictures.shape[2], before.shape[1]
         low, high = keys.dtype, before.dtype
         d_product = torch.empty(len(before), a + e + 4 * d, dtype=before.dtype, device=before.device)
         d_keys, scratch = torch.zeros_like(keys), torch.empty_like(keys)
@@ -172,19 +204,21 @@ class AttentiveLSTM(torch.autograd.Function):
             dh += d_states[rows]
             d_gates = lstm_cell_backward(dh, dc, gates[rows], cell_before[rows], tanh_c[rows], d_product[rows, a + e:])
             # the gate and z
-            seen = (d_gates.to(low) @ W_z).to(high)
+            gated = (d_gates.to(low) @ W_z).to(high)
             b = beta[rows]
-            d_product[rows, a:a + e] = seen * z[rows] * b * (1 - b)
-            dz = seen.mul_(b)
+            d_product[rows, a:a + e] = gated * z[rows] * b * (1 - b)
+            seen = slice(n if together.most == 1 else None)
+            dz = together.side_by_side(gated.mul_(b).to(low), len(pictures[seen]))
             if d_pictures is not None:
-                d_pictures[:n].baddbmm_(alpha[rows].to(low).unsqueeze(2), dz.to(low).unsqueeze(1))
+                weights = together.side_by_side(alpha[rows].to(low), len(dz))
+                d_pictures[seen].baddbmm_(weights.transpose(1, 2), dz)
             # alpha, the scores, the query and the keys
-            da = torch.bmm(pictures[:n], dz.to(low).unsqueeze(2)).squeeze(2).to(high).add_(d_alpha[rows])
+            da = together.in_order(dz @ pictures[seen].transpose(1, 2), n).to(high).add_(d_alpha[rows])
             al = alpha[rows]
             de = (al * (da - (al * da).sum(dim=1, keepdim=True))).to(low)
             relu = torch.add(keys[:n], query[rows].unsqueeze(1), out=scratch[:n]).relu_()
             d_w += de.flatten() @ relu.flatten(0, 1)
-            on = relu.sign_()
+            on = relu.gt_(0)
             d_product[rows, :a] = torch.bmm(de.unsqueeze(1), on).squeeze(1) * w
             d_keys[:n].addcmul_(on, de.unsqueeze(2))  # times w, after the loop
             # into the state before
@@ -194,7 +228,7 @@ class AttentiveLSTM(torch.autograd.Function):
         d_words = d_product[:, a + e:]
         d_from_h = d_product.to(low).T @ before.to(low)
         d_W_z = d_words.to(low).T @ (beta * z).to(low)
-        return d_pictures, d_keys, d_words, d_h, d_c, d_from_h, d_bias, d_w.to(low), d_W_z, None
+        return d_pictures, d_keys, d_words, d_h, d_c, d_from_h, d_bias, d_w.to(low), d_W_z, None, None
 
 
 def objection(decoder, encoder_out, encoded_captions, caption_lengths):

@@ -61,14 +61,30 @@ def test_outputs_and_gradients_are_those_of_the_textbook_loop(kind, lengths, dty
         assert one.shape == other.shape and (one - other).abs().max() <= tolerance
 
 
-def test_gradient_of_the_recurrence_by_finite_differences():
-    from lean import AttentiveLSTM
+@pytest.mark.parametrize('image_of', [[0, 2, 0, 0, 2], [4, 0, 2, 5, 1], [1] * 5], ids=str)
+@pytest.mark.parametrize('kind', KINDS)
+def test_captions_may_share_pictures(kind, image_of):
+    decoder, image_of = decoder_of(kind).double(), torch.tensor(image_of)
+    pictures = torch.randn(6, 3, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    _, captions, caplens = batch_of(LENGTHS[0])
+    textbook = results(lambda decoder, pictures, *rest: type(decoder).forward(decoder, pictures[image_of], *rest),
+                       decoder, pictures, captions, caplens)
+    lean = results(lambda *batch: lean_forward(*batch, image_of), decoder, pictures, captions, caplens)
+    assert lean[2] == textbook[2]
+    for one, other in zip([*lean[0], *lean[1]], [*textbook[0], *textbook[1]], strict=True):
+        assert one.shape == other.shape and (one - other).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize('picture_of', [[0, 1, 2], [1, 0, 1], [0, 0, 0]], ids=str)
+def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
+    from lean import AttentiveLSTM, Together
     torch.manual_seed(3)
     batch, pixels, e, a, d, sizes = 3, 4, 5, 6, 2, [3, 2, 2, 1]
-    shapes = [(batch, pixels, e), (batch, pixels, a), (sum(sizes), 4 * d), (batch, d), (batch, d),
+    shapes = [(max(picture_of) + 1, pixels, e), (batch, pixels, a), (sum(sizes), 4 * d), (batch, d), (batch, d),
               (a + e + 4 * d, d), (a + e,), (a,), (4 * d, e)]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(lambda *tensors: AttentiveLSTM.apply(*tensors, sizes), inputs)
+    together = Together(torch.tensor(picture_of))
+    assert torch.autograd.gradcheck(lambda *tensors: AttentiveLSTM.apply(*tensors, sizes, together), inputs)
 
 
 @pytest.mark.parametrize('kind', KINDS)
