@@ -200,7 +200,7 @@ def encoding(models, machine, pictures=8):
 
     def encode_per_caption():
         with torch.no_grad():
-            return torch.cat([pooled_up(images[part]) for part in usual.image_of.split(16)])
+            return torch.cat([textbook.encode(pooled_up, images[part]) for part in usual.image_of.split(16)])
 
     def encode_once():
         with torch.inference_mode(), machine.precision():
@@ -227,7 +227,8 @@ def encoding(models, machine, pictures=8):
     fused = torch.optim.Adam(open_layers[1], lr=1e-4, fused=True)
 
     def usual_tuned():
-        usual.update(usual.textbook_forward(pooled_up(images[usual.image_of])), usual.plain_adam, plain)
+        grids = textbook.encode(pooled_up, images[usual.image_of])
+        usual.update(usual.textbook_forward(grids), usual.plain_adam, plain)
 
     def tuned():
         with machine.precision():
@@ -244,7 +245,8 @@ def encoding(models, machine, pictures=8):
 
     def usual_caption():
         with torch.no_grad():
-            textbook.beam_search(usual.decoder, pooled_up(images[:1]).flatten(1, 2), word_map(), 5, WORDS)
+            grid = textbook.encode(pooled_up, images[:1])
+            textbook.beam_search(usual.decoder, grid.flatten(1, 2), word_map(), 5, WORDS)
 
     def caption():
         with torch.no_grad():

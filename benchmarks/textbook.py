@@ -19,6 +19,11 @@ def reference_models(folder):
     return load((ROOT / 'instructor' / 'models.py').read_text(encoding='utf-8'), folder)
 
 
+def encode(encoder, images):
+    """What ``encoder(images)`` gives, its convolutions in torch's default layout of pixels."""
+    return encoder.resize(encoder.stages((images.float() / 255 - encoder.mean) / encoder.std).permute(0, 2, 3, 1))
+
+
 def forward(decoder, encoder_out, encoded_captions, caption_lengths):
     """Teacher forcing, everything in the loop; returns what the decoder's ``forward`` returns."""
     attends = hasattr(decoder, 'attention')

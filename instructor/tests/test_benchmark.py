@@ -18,6 +18,13 @@ def models(tmp_path_factory):
     return textbook.reference_models(tmp_path_factory.mktemp('models'))
 
 
+def test_textbook_encode(models):
+    encoder = models.Encoder('resnet18', 14, weights=None)
+    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.allclose(textbook.encode(encoder, images), encoder(images), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize('attends', [False, True])
 def test_textbook_forward(models, attends):
     torch.manual_seed(0)
