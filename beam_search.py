@@ -99,17 +99,17 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             if best.isnan().any():
                 raise FloatingPointError(NOT_NUMBERS)
-            stay = words != end
             if t == max_len:  # no room for another word
-                best = best.masked_fill(stay, 0)
+                best = best.masked_fill(words != end, 0)
             sequences[running, t] = words
             score[running] += best
-            if stay.all():
+            stay = (words != end).nonzero().squeeze(1)
+            if not len(stay):
+                break
+            if len(stay) == len(words):
                 continue
             running, words = running[stay], words[stay]
-            if not len(words):
-                break
-            state, memory = tuple(s[stay] for s in state), tuple(m[stay] for m in memory)
+            state, memory = (tuple(tensor.index_select(0, stay) for tensor in those) for those in (state, memory))
     found = []
     for row, total in zip(sequences.tolist(), score.tolist(), strict=True):
         finished = end in row
@@ -119,6 +119,8 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
 
 def _repeated(state, memory, k):
     """State and memory for ``k`` captions of each image."""
+    if k == 1:
+        return state, memory
     return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
 
 

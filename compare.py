@@ -33,8 +33,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         their checkpoints of all seeds caption together
     :param cfg: settings that all share, the budget (``epochs``) among them
     :param split: 'TEST', or 'VAL' while settings are being chosen
-    :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison``),
-        and COCO's results and annotation files, too
+    :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison.*``
+        for VAL), and COCO's results and annotation files, too
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :return: list of dicts: name, seeds (list of dicts: history, and what ``evaluate.evaluate`` gives, with ``coco``:
         the field's metrics at the middle beam size)
@@ -56,16 +56,15 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 found.append(tested(decoder_name(wanted), [best], history, best.parent, split, beam_sizes, spice,
                                     device))
         results.append(dict(name=name, seeds=found))
-    table = table_path(folder, split)
-    for path, text in ((table.with_suffix('.json'), json.dumps(results, indent=1)), (table, comparison_table(results))):
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding='utf-8')
+    for ending, text in (('json', json.dumps(results, indent=1)), ('md', comparison_table(results))):
+        with atomic_path(folder / of_split(f'comparison.{ending}', split)) as path:
+            path.write_text(text, encoding='utf-8')
     return results
 
 
-def table_path(folder, split='TEST'):
-    """Where :func:`compare` puts its table."""
-    return Path(folder) / ('comparison.md' if split == 'TEST' else f'{split.lower()}_comparison.md')
+def of_split(name, split):
+    """A file's name, 'val_' before it if it is of the validation split."""
+    return name if split == 'TEST' else f'{split.lower()}_{name}'
 
 
 def directory(name):

@@ -161,12 +161,12 @@ def _load_state(model, path):
 
 
 def _measure(stages, encoder, side=128):
-    """Stride and channels after each stage, by a dry run on one black picture."""
+    """Stride and channels after each stage, by a dry run on two black pictures."""
     strides, channels = [], []
     was_training = stages.training
     try:
         with torch.no_grad():
-            x = torch.zeros(1, 3, side, side)
+            x = torch.zeros(2, 3, side, side).contiguous(memory_format=torch.channels_last)  # as models.Encoder has it
             for stage in stages.eval():
                 x = stage(x)
                 if x.dim() != 4 or x.shape[2] != x.shape[3]:

@@ -3,6 +3,7 @@
 A loop over words as in ``models.py`` repeats much that is the same for all of them. Here
 
 - the keys ``encoder_att(a_i)`` are computed once per picture, not once per word;
+- one matrix product reads a picture for all its captions in the batch;
 - the words' part of the LSTM's input, and the vocabulary layer, are one matrix product each for all words of the batch,
   over true words only: nothing is computed, kept or cleared for padding;
 - the three products with h (query, gate, LSTM) are one;
@@ -29,19 +30,23 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
 
     :param decoder: one of these two, with the layers that their TODOs ask for
     :param encoder_out: (pictures, h, w, encoder_dim) or (pictures, num_pixels, encoder_dim)
-    :param image_of: (batch_size,) caption i is of picture ``image_of[i]``; None: of picture i
+    :param image_of: (batch_size,) caption i is of picture ``image_of[i]``; None: of picture i. It and the lengths are
+        best on the CPU: asking a GPU for them would make its queue run dry
     :return: what ``forward`` returns, but predictions as a ``PackedSequence``: true words only, (words, vocab_size)
     """
     pictures = encoder_out.flatten(1, -2)
-    steps = caption_lengths.flatten().cpu() - 1
-    words = pack_padded_sequence(encoded_captions[:, :-1], steps, batch_first=True, enforce_sorted=False)
-    sizes, order, cell = words.batch_sizes, words.sorted_indices, decoder.decode_step
-    picture_of = order if image_of is None else image_of[order]
+    steps, longest_first = (caption_lengths.flatten().cpu() - 1).sort(descending=True)
+    picture_of = longest_first if image_of is None else image_of.cpu()[longest_first]
+    together = Together(picture_of, len(pictures), pictures.device)
+    order, picture_of = (index.to(pictures.device, non_blocking=True) for index in (longest_first, picture_of))
+    encoded_captions = encoded_captions[order]
+    words, sizes, *_ = pack_padded_sequence(encoded_captions[:, :-1], steps, batch_first=True)
+    cell = decoder.decode_step
 
     # the mean pixel alone has the same mean as all of them
     states = decoder.init_hidden_state(pictures.mean(dim=1, keepdim=True).index_select(0, picture_of))
     h, c = (state.to(torch.promote_types(state.dtype, torch.float32)) for state in states)
-    embeddings = decoder.embedding(words.data)
+    embeddings = decoder.embedding(words)
     if not hasattr(decoder, 'attention'):
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
         states, *_ = torch.lstm(embeddings, sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
@@ -55,8 +60,8 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         keys = attention.encoder_att(pictures)  # once per picture, whatever the number of its captions
         low = keys.dtype
         with torch.autocast(pictures.device.type, enabled=False):
-            pictures, keys, together = pictures.to(low), keys.index_select(0, picture_of), Together(picture_of)
-            if together.most == 1:  # a picture of its own for each caption: bring them into the captions' order
+            pictures, keys = pictures.to(low), keys.index_select(0, picture_of)
+            if not together.shared:
                 pictures = pictures.index_select(0, picture_of)
             states, alpha = AttentiveLSTM.apply(
                 pictures, keys, words_in.to(h.dtype), h, c, from_h.to(low), bias,
@@ -65,7 +70,7 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         alpha = alpha + 0 * attention.att.bias
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
     predictions = PackedSequence(decoder.fc(decoder.dropout(states)), sizes)
-    return predictions, encoded_captions[order], steps[order.cpu()].tolist(), *alphas, order
+    return predictions, encoded_captions, steps.tolist(), *alphas, order
 
 
 def lstm_cell(gates, c):
@@ -103,30 +108,45 @@ def lstm_cell_backward(dh, dc, gates, c_before, tanh_c, out):
 
 
 class Together:
-    """Rows of the captions of one picture side by side, so that one matrix product reads the picture for all of them.
+    """The rows of a picture's captions side by side, so that one matrix product reads the picture for all of them.
 
-    :param picture_of: (batch,) whose caption each row is
+    Captions are in the order of falling length: at each step the first n of them run.
+
+    :param picture_of: (batch,) the picture of each caption, on the CPU
+    :param pictures: how many there are
+    :param device: of the rows
+    :ivar shared: whether captions share pictures; if not, each caption has its own, in the captions' order
+    :ivar most: captions of the picture that has most
+    :ivar place: (batch,) a caption's row where each picture has ``most`` of them
     """
 
-    def __init__(self, picture_of):
-        _, of = picture_of.unique(return_inverse=True)
-        order = of.argsort(stable=True)
-        first = of.bincount().cumsum(0) - of.bincount()
-        slot = torch.empty_like(of)
-        slot[order] = torch.arange(len(of), device=of.device) - first[of[order]]
-        self.most = int(slot.max()) + 1  # captions of one picture
-        self.place = picture_of * self.most + slot
+    def __init__(self, picture_of, pictures, device='cpu'):
+        captions_of, by_picture = picture_of.bincount(), picture_of.argsort(stable=True)
+        first = captions_of.cumsum(0) - captions_of
+        self.pictures, self.most = pictures, int(captions_of.max())
+        # with much empty room a picture for each caption costs less
+        self.shared = self.most > 1 and self.most * pictures <= 1.5 * len(picture_of)
+        number = torch.empty_like(picture_of)  # of a caption among its picture's
+        number[by_picture] = torch.arange(len(picture_of)) - first[picture_of[by_picture]]
+        self.place = (picture_of * self.most + number).to(device, non_blocking=True)
 
-    def side_by_side(self, rows, pictures):
-        """(n, ...) of the first n captions to (pictures, captions of each, ...), with zeros for the others."""
-        if self.most == 1:
+    def side_by_side(self, rows):
+        """
+        :param rows: (n, ...) of the captions that run
+        :return: (pictures, most, ...), zeros where none runs; (n, 1, ...) where none share a picture
+        """
+        if not self.shared:
             return rows.unsqueeze(1)
-        full = rows.new_zeros(pictures * self.most, *rows.shape[1:])
-        return full.index_copy_(0, self.place[:len(rows)], rows).unflatten(0, (pictures, self.most))
+        room = rows.new_zeros(self.pictures * self.most, *rows.shape[1:])
+        return room.index_copy_(0, self.place[:len(rows)], rows).unflatten(0, (self.pictures, self.most))
 
     def in_order(self, groups, n):
-        """And back."""
-        return groups.flatten(0, 1) if self.most == 1 else groups.flatten(0, 1).index_select(0, self.place[:n])
+        """From what :meth:`side_by_side` returns back to (n, ...)."""
+        return groups.flatten(0, 1).index_select(0, self.place[:n]) if self.shared else groups.squeeze(1)
+
+    def running(self, pictures, n):
+        """The pictures that :meth:`side_by_side` has rows for."""
+        return pictures if self.shared else pictures[:n]
 
 
 class AttentiveLSTM(torch.autograd.Function):
@@ -143,7 +163,8 @@ class AttentiveLSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, pictures, keys, words_in, h, c, from_h, bias, w, W_z, sizes, together):
         """
-        :param pictures: (pictures, pixels, encoder_dim) the a_i; ``keys``: (batch, pixels, attention_dim)
+        :param pictures: (pictures, pixels, encoder_dim) the a_i; where captions do not share them (``together.shared``)
+            one for each caption, in the captions' order. ``keys``: (batch, pixels, attention_dim) of each caption
         :param words_in: (words, 4 decoder_dim) the words' part of the LSTM's input, with both biases, packed
         :param h, c: (batch, decoder_dim) first state
         :param from_h: (attention_dim + encoder_dim + 4 decoder_dim, decoder_dim) W_q, W_b and W_hh in one;
@@ -171,8 +192,8 @@ class AttentiveLSTM(torch.autograd.Function):
             query.copy_(product[:, :a] + bias[:a])
             relu = torch.add(keys[:n], query.unsqueeze(1), out=scratch[:n]).relu_()
             alpha = (relu @ w).to(high).softmax(dim=1)
-            seen = pictures[:n] if together.most == 1 else pictures
-            z = together.in_order(together.side_by_side(alpha.to(low), len(seen)) @ seen, n).to(high)
+            z = together.side_by_side(alpha.to(low)) @ together.running(pictures, n)
+            z = together.in_order(z, n).to(high)
             beta = (product[:, a:a + e] + bias[a:]).sigmoid_()
             saved['alpha'][rows], saved['z'][rows], saved['beta'][rows] = alpha, z, beta
             gates = ((z * beta).to(low) @ W_z.T).to(high).add_(product[:, a + e:]).add_(words_in[rows])
@@ -207,13 +228,13 @@ class AttentiveLSTM(torch.autograd.Function):
             gated = (d_gates.to(low) @ W_z).to(high)
             b = beta[rows]
             d_product[rows, a:a + e] = gated * z[rows] * b * (1 - b)
-            seen = slice(n if together.most == 1 else None)
-            dz = together.side_by_side(gated.mul_(b).to(low), len(pictures[seen]))
+            dz = together.side_by_side(gated.mul_(b).to(low))
             if d_pictures is not None:
-                weights = together.side_by_side(alpha[rows].to(low), len(dz))
-                d_pictures[seen].baddbmm_(weights.transpose(1, 2), dz)
+                weights = together.side_by_side(alpha[rows].to(low)).transpose(1, 2)
+                together.running(d_pictures, n).baddbmm_(weights, dz)
             # alpha, the scores, the query and the keys
-            da = together.in_order(dz @ pictures[seen].transpose(1, 2), n).to(high).add_(d_alpha[rows])
+            da = dz @ together.running(pictures, n).transpose(1, 2)
+            da = together.in_order(da, n).to(high).add_(d_alpha[rows])
             al = alpha[rows]
             de = (al * (da - (al * da).sum(dim=1, keepdim=True))).to(low)
             relu = torch.add(keys[:n], query[rows].unsqueeze(1), out=scratch[:n]).relu_()

@@ -69,7 +69,7 @@ class Encoder(nn.Module):
         if self.input_size and images.shape[-1] != self.input_size:
             images = F.interpolate(images, size=(self.input_size, self.input_size),
                                    mode='bilinear', antialias=True, align_corners=False)
-        images = images.contiguous(memory_format=torch.channels_last)  # convolutions are faster so
+        images = images.contiguous(memory_format=torch.channels_last)  # convolutions on a CPU are faster so
         return self.stages(images).permute(0, 2, 3, 1)
 
     def resize(self, grid):

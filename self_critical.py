@@ -75,12 +75,12 @@ def log_probabilities(model, encoder_out, found, image_of):
     captions = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
     for caption, row in zip(captions, rows, strict=True):
         caption[:len(row)] = torch.tensor(row)
-    captions, image_of = captions.to(device), image_of.to(device)
+    captions = captions.to(device)
     with without_dropout(model.decoder):
         if model.lean:
             decoded = lean.lean_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
         else:
-            decoded = model.decoder(encoder_out[image_of], captions, lengths.unsqueeze(1).to(device))
+            decoded = model.decoder(encoder_out[image_of.to(device)], captions, lengths.unsqueeze(1).to(device))
     scores, captions, decode_lengths, *_, sort_ind = decoded
     scores = packed(scores, decode_lengths)
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)

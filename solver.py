@@ -526,11 +526,10 @@ def decode(model, batch):
     device = torch.device(model.settings['device'])
     with half_precision(model.settings):
         encoder_out = encode(model, batch.images)
-        captions, image_of = (values.to(device, non_blocking=True) for values in (batch.captions, batch.image_of))
-        caplens = batch.caplens.unsqueeze(1)
+        captions, caplens = batch.captions.to(device, non_blocking=True), batch.caplens.unsqueeze(1)
         if model.lean:
-            return lean.lean_forward(model.decoder, encoder_out, captions, caplens, image_of)
-        decoded = model.decoder(encoder_out[image_of], captions, caplens)
+            return lean.lean_forward(model.decoder, encoder_out, captions, caplens, batch.image_of)
+        decoded = model.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions, caplens)
     right = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
     if not isinstance(decoded, tuple) or len(decoded) not in right:
         came = f'{len(decoded)} things' if isinstance(decoded, tuple) else f'a {type(decoded).__name__}'
@@ -565,7 +564,8 @@ def set_aside(cfg):
     """
     latest, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
-    files = [path for path in (latest, best, history_path(cfg), best.with_name(f'test_{name}.json')) if path.exists()]
+    scores = (best.with_name(f'{split}_{name}.json') for split in ('test', 'val'))
+    files = [path for path in (latest, best, history_path(cfg), *scores) if path.exists()]
     if files:
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()

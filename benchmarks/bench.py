@@ -115,7 +115,7 @@ class Setting:
                    models.DecoderWithAttention(**SIZES, attention_dim=ATTENTION_DIM))
         self.decoder = decoder.to(machine.device)
         self.pictures = torch.randn(pictures, cells, SIZES['encoder_dim']).relu().to(machine.device)
-        self.image_of = torch.arange(pictures, device=machine.device).repeat_interleave(PER_PICTURE)
+        self.image_of = torch.arange(pictures).repeat_interleave(PER_PICTURE)
         count = len(self.image_of)
         # COCO's captions: 10.5 words on average, standard deviation 2.4; <start> and <end> on top
         lengths = (torch.randn(BUCKETS, count) * 2.4 + 10.5).round().clamp(6, 40).long() + 2

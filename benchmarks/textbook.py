@@ -20,7 +20,10 @@ def reference_models(folder):
 
 
 def encode(encoder, images):
-    """What ``encoder(images)`` gives, its convolutions in torch's default layout of pixels."""
+    """What ``encoder(images)`` gives for uint8 images of any size, convolutions in torch's default layout of pixels.
+
+    :param encoder: ``models.Encoder`` whose backbone takes images as they come (``input_size`` is None)
+    """
     return encoder.resize(encoder.stages((images.float() / 255 - encoder.mean) / encoder.std).permute(0, 2, 3, 1))
 
 

@@ -23,17 +23,18 @@ def test_another_data_set(tmp_path):
     create_input_files('own', tmp_path / 'data/dataset_shapes.json', tmp_path / 'data', min_word_freq=1,
                        output_folder=tmp_path / 'data')
     settings = dict(
-        data=None, runs={'plain': dict(attention=False), 'attentive': {}}, seeds=[3], shown=[0, 5],
+        data=None, split='VAL', runs={'plain': dict(attention=False), 'attentive': {}}, seeds=[3], shown=[0, 5],
         cfg=dict(data_folder=str(tmp_path / 'data'), data_name='own_5_cap_per_img_1_min_word_freq', epochs=1,
                  encoder='shapes_cnn', encoded_image_size=8, embed_dim=16, attention_dim=16, decoder_dim=16),
         output_folder=str(tmp_path / 'runs'))
     (tmp_path / 'settings.json').write_text(json.dumps(settings))
     run = compare('--build', tmp_path / 'build', '--settings', tmp_path / 'settings.json')
     assert run.returncode == 0, run.stderr[-2000:]
-    table = (tmp_path / 'runs/comparison.md').read_text()
+    table = (tmp_path / 'runs/val_comparison.md').read_text()
     assert table in run.stdout
     assert [line.split(' | ')[0] for line in table.splitlines()[2:]] == ['| plain', '| attentive']
-    assert {path.stem for path in (tmp_path / 'runs/figures').glob('*.png')} == {'curves', 'bleu', 'captions'}
+    assert {path.stem for path in (tmp_path / 'runs/figures').glob('*.png')} == {
+        'val_curves', 'val_bleu', 'val_captions'}
     assert (tmp_path / 'runs/attentive/seed_3').is_dir() and not (tmp_path / 'build/data').exists()
 
 

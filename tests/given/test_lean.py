@@ -61,11 +61,12 @@ def test_outputs_and_gradients_are_those_of_the_textbook_loop(kind, lengths, dty
         assert one.shape == other.shape and (one - other).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize('image_of', [[0, 2, 0, 0, 2], [4, 0, 2, 5, 1], [1] * 5], ids=str)
+@pytest.mark.parametrize('image_of', [[0, 2, 0, 0, 2], [4, 0, 2, 5, 1], [1] * 5, [1, 0, 1, 0, 1]], ids=str)
 @pytest.mark.parametrize('kind', KINDS)
 def test_captions_may_share_pictures(kind, image_of):
     decoder, image_of = decoder_of(kind).double(), torch.tensor(image_of)
-    pictures = torch.randn(6, 3, 4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    pictures = torch.randn(int(image_of.max()) + 1, 3, 4, 7, dtype=torch.float64,
+                           generator=torch.Generator().manual_seed(4))
     _, captions, caplens = batch_of(LENGTHS[0])
     textbook = results(lambda decoder, pictures, *rest: type(decoder).forward(decoder, pictures[image_of], *rest),
                        decoder, pictures, captions, caplens)
@@ -73,6 +74,20 @@ def test_captions_may_share_pictures(kind, image_of):
     assert lean[2] == textbook[2]
     for one, other in zip([*lean[0], *lean[1]], [*textbook[0], *textbook[1]], strict=True):
         assert one.shape == other.shape and (one - other).abs().max() <= 1e-12
+
+
+def test_half_precision_with_shared_pictures():
+    decoder, image_of = decoder_of(ATTENTIVE), torch.tensor([1, 0, 1, 0, 1])
+    _, captions, caplens = batch_of(LENGTHS[0])
+    pictures = torch.randn(2, 3, 4, 7, generator=torch.Generator().manual_seed(4))
+    with torch.autocast('cpu', torch.bfloat16):
+        shared, alone = (results(forward, decoder, pictures, captions, caplens) for forward in (
+            lambda *batch: lean_forward(*batch, image_of),
+            lambda decoder, pictures, *rest: lean_forward(decoder, pictures[image_of], *rest)))
+    for one, other in zip((*shared[0], *shared[1]), (*alone[0], *alone[1]), strict=True):
+        assert one.dtype == other.dtype
+        if one.abs().max() > 1e-6:  # that of att.bias is nothing but rounding
+            assert torch.cosine_similarity(one.flatten().float(), other.flatten().float(), dim=0) > 0.999
 
 
 @pytest.mark.parametrize('picture_of', [[0, 1, 2], [1, 0, 1], [0, 0, 0]], ids=str)
@@ -83,7 +98,8 @@ def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
     shapes = [(max(picture_of) + 1, pixels, e), (batch, pixels, a), (sum(sizes), 4 * d), (batch, d), (batch, d),
               (a + e + 4 * d, d), (a + e,), (a,), (4 * d, e)]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    together = Together(torch.tensor(picture_of))
+    together = Together(torch.tensor(picture_of), max(picture_of) + 1)
+    assert together.shared == (len(set(picture_of)) < batch)
     assert torch.autograd.gradcheck(lambda *tensors: AttentiveLSTM.apply(*tensors, sizes, together), inputs)
 
 

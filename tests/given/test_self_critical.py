@@ -200,6 +200,26 @@ def test_half_precision_is_a_setting_here_too(trained, bf16, tmp_path, monkeypat
     assert seen == {bf16}
 
 
+def test_gradients_in_half_precision(model, monkeypatch):
+    encoder_out, words = encoded(model), sorted(model.word_map)
+    drawn = sample_search(model.decoder, encoder_out, model.word_map, 8, samples=3)
+    by_score = SelfCritical([[[word, *words[:3]] for word in words]] * len(encoder_out), 3, 'mean')
+    monkeypatch.setattr(self_critical, 'sample_search',
+                        lambda *given, samples: sample_search(*given, samples=samples) and drawn)
+    rewards = torch.linspace(0, 1, len(drawn)).mul(7).sin()
+    monkeypatch.setattr(SelfCritical, 'rewards', lambda *_: rewards)
+    weights, trained = torch.ones(len(encoder_out)), list(model.decoder.parameters())
+    found = []
+    for half in (False, True):  # sampled without gradient, then scored with it, in one autocast
+        with torch.autocast('cpu', torch.bfloat16, enabled=half):
+            loss, _ = by_score(model, encoder_out, torch.arange(len(encoder_out)), weights)
+        found.append(torch.autograd.grad(loss, trained, allow_unused=True))
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and one.abs().max() > 1e-6:
+            assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.98
+
+
 def test_two_processes_draw_for_different_pictures(trained, tmp_path):
     cfg, start = trained
     history = train({**cfg, 'start_from': start, 'self_critical': 'mean', 'decoder_lr': 3e-3, 'epochs': 1,
