@@ -27,8 +27,8 @@ from checking import rubric, rubric_file  # noqa: E402
 
 NAME = 'captioning'
 # Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
-KEPT_BACK = ('tests/given/*', 'docs/mistakes.md', 'docs/grading.md', 'docs/extensions.md', 'docs/flickr8k.json',
-             'README.md', 'extensions.py', 'compare.ipynb')  # these are for the bonus task, see instructor/bonus.py
+KEPT_BACK = ('tests/given/*', 'docs/mistakes.md', 'docs/grading.md', 'docs/extensions.md', 'README.md',
+             'extensions.py', 'compare.ipynb')  # these are for the bonus task, see instructor/bonus.py
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
