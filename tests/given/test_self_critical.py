@@ -201,6 +201,7 @@ def test_half_precision_is_a_setting_here_too(trained, bf16, tmp_path, monkeypat
 
 
 def test_gradients_in_half_precision(model, monkeypatch):
+    torch.manual_seed(0)
     encoder_out, words = encoded(model), sorted(model.word_map)
     drawn = sample_search(model.decoder, encoder_out, model.word_map, 8, samples=3)
     by_score = SelfCritical([[[word, *words[:3]] for word in words]] * len(encoder_out), 3, 'mean')
