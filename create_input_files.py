@@ -16,6 +16,7 @@ A run that was stopped or killed goes on where it was; a run whose ten files are
 
 import argparse
 import hashlib
+import itertools
 import json
 import multiprocessing
 import operator
@@ -50,6 +51,7 @@ SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 2
 CHECKPOINT_ROWS = 2000  # a kill costs at most so many decoded images
 AT_ONCE = 8  # images that a decoding process is given at once
+IN_FLIGHT = 8  # such tasks per process, so that none waits while the main process syncs a file
 
 
 class InputFilesError(ValueError):
@@ -196,7 +198,7 @@ def decode_all(tasks, workers):
     try:
         for task in tasks:
             in_flight.append(pool.submit(decode_rows, *task))
-            if len(in_flight) >= 3 * workers:
+            if len(in_flight) >= IN_FLIGHT * workers:
                 yield from in_flight.popleft().result()
         while in_flight:
             yield from in_flight.popleft().result()
@@ -353,14 +355,19 @@ def choose_captions(picture, captions_per_image, max_len, seed):
     return captions + rng.choices(captions, k=captions_per_image - len(captions))
 
 
-def write_list(path, values):
-    """Write a JSON list value by value: all captions of COCO at once would fill the memory."""
-    with open(path, "w") as file:
-        file.write("[")
-        for number, value in enumerate(values):
-            file.write((", " if number else "") + json.dumps(value))
-        file.write("]")
-        sync(file)
+def write_captions(path, lengths_path, captions, word_map, max_len):
+    """Write encoded captions and their lengths, two JSON lists, in parts: all of COCO at once would fill the memory."""
+    captions = iter(captions)
+    with open(path, "w") as file, open(lengths_path, "w") as lengths_file:
+        separator = "["
+        while part := list(itertools.islice(captions, 1000)):
+            encoded = [encode_caption(caption, word_map, max_len) for caption in part]
+            file.write(separator + json.dumps(encoded)[1:-1])
+            lengths_file.write(separator + json.dumps([len(caption) + 2 for caption in part])[1:-1])
+            separator = ", "
+        for one in (file, lengths_file):
+            one.write("]" if separator == ", " else "[]")
+            sync(one)
 
 
 # --- The whole run ---
@@ -527,10 +534,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                     raise InputFilesError(f"{image_folder}: no image of the training split can be decoded")
                 word_map = word_map_of(splits)
                 for split, path, lengths_path in zip(splits, captions_paths, lengths_paths, strict=True):
-                    write_list(with_ending(path, ".part"),
-                               (encode_caption(caption, word_map, max_len) for caption in chosen_captions(split)))
-                    write_list(with_ending(lengths_path, ".part"),
-                               (len(caption) + 2 for caption in chosen_captions(split)))
+                    write_captions(with_ending(path, ".part"), with_ending(lengths_path, ".part"),
+                                   chosen_captions(split), word_map, max_len)
                 with_ending(word_map_path, ".part").write_text(json.dumps(word_map))
                 publish(splits, json_paths)
 

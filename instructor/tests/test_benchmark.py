@@ -66,8 +66,8 @@ def test_table(monkeypatch, tmp_path, capsys, part):
     monkeypatch.setattr(bench, 'SIZES', {**SIZES, 'encoder_dim': 2048 if part == 'encoding' else 6})
     monkeypatch.setattr(bench, 'ATTENTION_DIM', 9)
     in_turns = bench.Machine.in_turns
-    monkeypatch.setattr(bench.Machine, 'in_turns', lambda self, *functions, rounds=0, repeats=0:
-                        in_turns(self, *functions, rounds=1, repeats=1))
+    monkeypatch.setattr(bench.Machine, 'in_turns', lambda self, *functions, rounds=0, repeats=0, **others:
+                        in_turns(self, *functions, rounds=1, repeats=1, **others))
     if part in ('encoding', 'preparing'):
         monkeypatch.setitem(bench.PARTS, part, functools.partial(bench.PARTS[part], pictures=2))
     monkeypatch.setattr('sys.argv', ['bench', part, f'--output-folder={tmp_path}'])
