@@ -39,6 +39,9 @@ from self_critical import BASELINES, SelfCritical
 from utils import AverageMeter, atomic_path, best_epoch, packed, seed_everything, topk_accuracy
 from vocabulary import SPECIAL_TOKENS, load_word_map
 
+# torch's own setting: on Linux it takes large tensors from large pages, which are the sooner there
+os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
+
 DEFAULTS = dict(
     # data
     data_folder='data/shapes',      # folder with the files of create_input_files

@@ -322,7 +322,8 @@ def preparing(_, machine, pictures=8000):
 
         row = machine.row('preparation of 640 × 480 JPEGs; memory of all processes together', 'pictures',
                           (usual, pictures), (ours, pictures), rounds=1, repeats=2, memory=False,
-                          before=getattr(os, 'sync', None))  # what one way leaves to be written is not to slow the other
+                          # what one way leaves to be written is not to slow the other
+                          before=getattr(os, 'sync', None))
         yield {**row, 'usual_mb': Machine('cpu').peak(usual), 'ours_mb': max(peaks)}
 
 
