@@ -30,11 +30,13 @@ class SelfCritical:
     :param references: per picture a list of captions, each a list of words
     :param samples: captions drawn per picture
     :param baseline: 'greedy' or 'mean'
+    :param dropout: whether grad log p(w) is that of a decoder with dropout. The captions are drawn without, so the
+        gradient is no longer quite that of eq. 5; but less is learned by heart
     """
 
-    def __init__(self, references, samples, baseline):
+    def __init__(self, references, samples, baseline, dropout=False):
         self.scorer = CiderD([[words + END for words in those] for those in references])
-        self.samples, self.baseline = samples, baseline
+        self.samples, self.baseline, self.dropout = samples, baseline, dropout
 
     def __call__(self, model, encoder_out, pictures, weights):
         """
@@ -54,7 +56,8 @@ class SelfCritical:
         else:
             baseline = (reward.sum(dim=1, keepdim=True) - reward) / (k - 1)
         advantage = ((reward - baseline) * weights.unsqueeze(1) / k).flatten().to(encoder_out.device)
-        log_p = log_probabilities(model, encoder_out, drawn, torch.arange(len(pictures)).repeat_interleave(k))
+        owners = torch.arange(len(pictures)).repeat_interleave(k)
+        log_p = log_probabilities(model, encoder_out, drawn, owners, self.dropout)
         return -(advantage * log_p).sum(), -(reward.mean(dim=1) * weights).sum()
 
     def rewards(self, model, found, pictures):
@@ -63,10 +66,11 @@ class SelfCritical:
         return torch.from_numpy(self.scorer.scores(pictures.numpy(), captions)).float()
 
 
-def log_probabilities(model, encoder_out, found, image_of):
+def log_probabilities(model, encoder_out, found, image_of, dropout=False):
     """log p of captions, with gradient, in one pass of teacher forcing.
 
     :param encoder_out: (n, h, w, encoder_dim); ``found``: m hypotheses; ``image_of``: (m,) of which picture each is
+    :param dropout: as the decoder has it in training; False: none
     :return: (m,)
     """
     start, end, device = model.word_map['<start>'], model.word_map['<end>'], encoder_out.device
@@ -76,7 +80,7 @@ def log_probabilities(model, encoder_out, found, image_of):
     for caption, row in zip(captions, rows, strict=True):
         caption[:len(row)] = torch.tensor(row)
     captions = captions.to(device)
-    with without_dropout(model.decoder):
+    with reading(model.decoder, dropout):
         if model.lean:
             decoded = lean.lean_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
         else:
@@ -93,17 +97,17 @@ def log_probabilities(model, encoder_out, found, image_of):
 
 
 @contextmanager
-def without_dropout(decoder):
-    """In the block the decoder trains, but drops nothing (of its word vectors neither), reads the words that are there,
-    not its own, and batch norm uses its running statistics."""
+def reading(decoder, dropout):
+    """In the block the decoder trains on the words that are there, not its own, and batch norm uses its running
+    statistics; without ``dropout`` it drops nothing, of its word vectors neither."""
     decoder.train()
-    changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout)]
+    changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout) and not dropout]
     before = [module.p for module in changed]
     teacher_forcing, decoder.teacher_forcing = getattr(decoder, 'teacher_forcing', 1.0), 1.0
+    for module in changed:
+        module.p = 0.0
     for module in decoder.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(module, (nn.Embedding, nn.modules.batchnorm._BatchNorm)):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) or isinstance(module, nn.Embedding) and not dropout:
             module.eval()
     try:
         yield

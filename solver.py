@@ -92,6 +92,7 @@ DEFAULTS = dict(
     start_from=None,                # checkpoint whose weights a second training starts from: to fine-tune the encoder,
     self_critical=None,             # or on CIDEr-D (self_critical.py), with the baseline 'greedy' or 'mean'
     samples=5,                      # captions drawn per picture then
+    samples_dropout=False,          # dropout where it learns from them: not quite the paper's gradient, less by heart
     print_freq=10,                  # batches between two updates of the progress bar's figures
 )
 DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BLEU-4
@@ -143,7 +144,7 @@ def check_settings(cfg):
         cfg[name] = tuple(cfg[name]) if isinstance(cfg[name], list) else cfg[name]
     require('decoder_options', dict, lambda v: all(isinstance(key, str) for key in v), 'a dict')
     for name in ('attention', 'fine_tune_encoder', 'cache_features', 'hold_features', 'cosine', 'lean', 'flip',
-                 'bucket', 'compile', 'tune_word_vectors'):
+                 'bucket', 'compile', 'tune_word_vectors', 'samples_dropout'):
         require(name, bool, lambda v: True, 'True or False')
     for name in ('by_picture', 'bf16'):
         require(name, (bool, type(None)), lambda v: True, 'True, False or None')
@@ -385,7 +386,7 @@ def train_epoch(model, dataset, optimizers, epoch):
     alpha_c = in_epoch(cfg['alpha_c'], epoch, cfg['epochs'])
     losses, top5, step = AverageMeter(), AverageMeter(), 0
     if cfg['self_critical']:
-        by_score = SelfCritical(dataset.references, cfg['samples'], cfg['self_critical'])
+        by_score = SelfCritical(dataset.references, cfg['samples'], cfg['self_critical'], cfg['samples_dropout'])
     bar = processes.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for batch in bar:
         if cfg['self_critical']:

@@ -703,6 +703,16 @@ def run_cli(*arguments):
                           text=True, capture_output=True)
 
 
+@pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 2500])
+def test_captions_are_written_in_parts(tmp_path, count):
+    captions = [["a"] * (i % 7 + 1) for i in range(count)]
+    word_map = {"a": 1, "<start>": 2, "<end>": 3, "<unk>": 4, "<pad>": 0}
+    cif.write_captions(tmp_path / "captions", tmp_path / "lengths", captions, word_map, 8)
+    encoded = [[2, *[1] * len(caption), 3, *[0] * (8 - len(caption))] for caption in captions]
+    assert (tmp_path / "captions").read_text() == json.dumps(encoded)
+    assert (tmp_path / "lengths").read_text() == json.dumps([len(caption) + 2 for caption in captions])
+
+
 def test_command_line(data, tmp_path, capsys):
     data.run(tmp_path / "function", image_size=256, workers=1)
     names = ["--dataset", "toy", "--karpathy_json_path", data.json, "--image-folder", data.images,

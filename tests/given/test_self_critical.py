@@ -12,7 +12,7 @@ import self_critical
 import solver
 from beam_search import Hypothesis, sample_search
 from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint
-from self_critical import SelfCritical, log_probabilities, without_dropout
+from self_critical import SelfCritical, log_probabilities, reading
 from solver import DEFAULTS, caption_dataset, check_settings, train
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_dropped_and_all_is_as_before_afterwards(model):
     statistics = {name: value.clone() for name, value in model.decoder.state_dict().items()}
     rates = [module.p for module in model.decoder.modules() if isinstance(module, nn.Dropout)]
     model.decoder.train()
-    with without_dropout(model.decoder):
+    with reading(model.decoder, dropout=False):
         drawn = [Hypothesis([5, 6], 0.0, True)]
         one, other = (log_probabilities(model, encoded(model, 1), drawn, torch.zeros(1, dtype=torch.long))
                       for _ in range(2))
@@ -66,6 +66,35 @@ def test_nothing_is_dropped_and_all_is_as_before_afterwards(model):
     assert rates == [module.p for module in model.decoder.modules() if isinstance(module, nn.Dropout)]
     for name, value in model.decoder.state_dict().items():
         assert torch.equal(value, statistics[name]), name  # batch norm's too
+
+
+def test_dropout_where_it_learns(trained, model, tmp_path, monkeypatch):
+    """On hidden states and word vectors, and not in what is drawn."""
+    statistics = {name: value.clone() for name, value in model.decoder.state_dict().items()}
+    drawn, owner = [Hypothesis([5, 6], 0.0, True)], torch.zeros(1, dtype=torch.long)
+    one, other = (log_probabilities(model, encoded(model, 1), drawn, owner, True) for _ in range(2))
+    assert not torch.equal(one, other)
+    for name, value in model.decoder.state_dict().items():
+        assert torch.equal(value, statistics[name]), name
+    for module in model.decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.decoder.embedding.register_forward_hook(
+        lambda module, _, vectors: nn.functional.dropout(vectors, 0.5, module.training))
+    one, other = (log_probabilities(model, encoded(model, 1), drawn, owner, True) for _ in range(2))
+    assert not torch.equal(one, other)
+
+    cfg, start = trained
+    seen = []
+    monkeypatch.setattr(self_critical, 'log_probabilities', lambda *args: seen.append(args[4]) or
+                        log_probabilities(*args))
+    monkeypatch.setattr(self_critical, 'sample_search', lambda decoder, *args, **options: seen.append('drawn') or
+                        sample_search(decoder, *args, **options))
+    for dropout in (True, False):
+        train({**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'samples_dropout': dropout,
+               'output_folder': str(tmp_path / str(dropout))})
+        assert set(seen) == {'drawn', dropout}
+        seen.clear()
 
 
 def test_a_decoder_that_drops_word_vectors_and_feeds_its_own_words(trained, model, tmp_path, monkeypatch):
