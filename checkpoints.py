@@ -4,6 +4,7 @@ A checkpoint is a dict of tensors, numbers, strings, lists and dicts: state dict
 history, optimizers and random states. It holds no pickled modules and is read with ``weights_only=True``.
 """
 
+import hashlib
 import importlib
 import inspect
 import pickle
@@ -53,6 +54,12 @@ class CaptionModel:
     def words(self, indices):
         """Word indices to words."""
         return [self._words[index] for index in indices]
+
+
+def file_digest(path):
+    """Fingerprint of a file, 16 hexadecimal digits."""
+    with open(path, 'rb') as file:
+        return hashlib.file_digest(file, 'sha256').hexdigest()[:16]
 
 
 def decoder_name(cfg):

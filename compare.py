@@ -7,30 +7,32 @@
 A comparison that was stopped goes on where it was; a run that is there already is not trained again.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from statistics import mean, stdev
 
-from checkpoints import checkpoint_paths, decoder_name, load_model, read_checkpoint
+from checkpoints import checkpoint_paths, decoder_name, file_digest, load_model, read_checkpoint
 from coco_metrics import coco_scores, write_coco_files
+from distillation import distill
 from ensembles import load_ensemble
 from evaluate import evaluate
 from solver import DEFAULTS, check_settings, set_aside, train
 from utils import atomic_path
 
-NOT_COMPARED = ('checkpoint', 'start_from', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
+NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
 OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
+CAPTIONS = 'captions.json'  # in a run's folder: its teacher's
 METRICS = ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')  # beside BLEU
-STARTED_FROM = 'started_from.txt'  # digest of the checkpoint that a run took its first weights from
+STARTED_FROM = 'started_from.txt'  # digests of the checkpoint and of the teacher's captions that a run began with
 
 
 def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False):
     """Train and test every run.
 
     :param runs: dict name -> settings of its own, beside ``cfg``. ``start_from`` may be the name of a run above: a
-        second phase on its best weights, of the same seed. ``ensemble`` (a list of names of runs above) trains nothing:
-        their checkpoints of all seeds caption together
+        second phase on its best weights, of the same seed. ``distill`` (a list of names of runs above): it learns what
+        their checkpoints of all seeds say of the training pictures, see ``distillation.py``. ``ensemble`` (such a list)
+        trains nothing: these checkpoints caption together
     :param cfg: settings that all share, the budget (``epochs``) among them
     :param split: 'TEST', or 'VAL' while settings are being chosen
     :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison.*``
@@ -45,10 +47,13 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     results = []
     for name, own in runs.items():
         found = []
+        members = own.get('ensemble') or own.get('distill') or []
+        paths = [best_path(member, runs, cfg, folder, seed) for member in members for seed in seeds]
         if 'ensemble' in own:
-            paths = [best_path(member, runs, cfg, folder, seed) for member in own['ensemble'] for seed in seeds]
             found.append(tested('Ensemble', paths, [], folder / directory(name), split, beam_sizes, spice, device))
         else:
+            if 'distill' in own:
+                taught(paths, folder / directory(name) / CAPTIONS, name, device)
             for seed in seeds:
                 print(f'== {name}, seed {seed} ==', flush=True)
                 wanted = settings(name, runs, cfg, folder, seed)
@@ -86,20 +91,23 @@ def check_runs(runs, cfg, folder, seeds, split):
         if other != name:
             raise ValueError(f'the runs {other!r} and {name!r} would share the folder {directory(name)}: rename one')
         above = [n for n in list(runs)[:list(runs).index(name)] if 'ensemble' not in runs[n]]
-        for key in ('ensemble', 'start_from'):
+        for key in ('ensemble', 'distill', 'start_from'):
             for member in [own[key]] if isinstance(own.get(key), str) else own.get(key) or []:
                 if member not in above:
                     raise ValueError(f'{name!r} has {key}={own[key]!r}, but no trained run above it is called '
                                      f'{member!r}')
         if 'ensemble' not in own:
             settings(name, runs, cfg, folder, seeds[0])
+        key = 'ensemble' if 'ensemble' in own else 'distill'
+        if key not in own:
             continue
-        if not own['ensemble'] or isinstance(own['ensemble'], str) or len(own) > 1:
-            raise ValueError(f"{name!r} must have a list of names of runs above as 'ensemble', and nothing else")
-        members = [settings(member, runs, cfg, folder, seeds[0]) for member in own['ensemble']]
-        for member, wanted in zip(own['ensemble'], members, strict=True):
-            if any(wanted[key] != members[0][key] for key in OF_THE_ENCODER):
-                raise ValueError(f"{name!r}: {member!r} and {own['ensemble'][0]!r} have not the same data and encoder, "
+        alone = ', and nothing else' * (key == 'ensemble')  # it trains nothing
+        if not own[key] or isinstance(own[key], str) or alone and len(own) > 1:
+            raise ValueError(f'{name!r} must have a list of names of runs above as {key!r}{alone}')
+        members = [settings(member, runs, cfg, folder, seeds[0]) for member in own[key]]
+        for member, wanted in zip(own[key], members, strict=True):
+            if any(wanted[part] != members[0][part] for part in OF_THE_ENCODER):
+                raise ValueError(f'{name!r}: {member!r} and {own[key][0]!r} have not the same data and encoder, '
                                  'so they cannot caption together')
             if wanted['fine_tune_encoder'] and len(members) * len(seeds) > 1:
                 raise ValueError(f'{name!r}: {member!r} fine-tunes its encoder, so it cannot caption together with '
@@ -109,6 +117,8 @@ def check_runs(runs, cfg, folder, seeds, split):
 def settings(name, runs, cfg, folder, seed):
     """All settings of a run that is trained."""
     own = dict(runs[name])
+    if own.pop('distill', None):
+        own['captions'] = str(folder / directory(name) / CAPTIONS)
     if own.get('start_from'):
         own['start_from'] = str(best_path(own['start_from'], runs, cfg, folder, seed))
     return check_settings({**cfg, **own, 'seed': seed, 'output_folder': str(folder / directory(name) / f'seed_{seed}')})
@@ -118,11 +128,20 @@ def best_path(name, runs, cfg, folder, seed):
     return checkpoint_paths(settings(name, runs, cfg, folder, seed))[1]
 
 
+def taught(teachers, path, name, device):
+    """Let teachers caption the training pictures, unless these very ones have."""
+    if path.exists() and json.loads(path.read_text())['teachers'] == [file_digest(teacher) for teacher in teachers]:
+        return
+    print(f'== {name}: what it learns ==', flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    distill(path, teachers, device=device)
+
+
 def trained(cfg):
     """Train, go on with a training that was stopped, or take the one that is there."""
     latest, _ = checkpoint_paths(cfg)
     note = latest.with_name(STARTED_FROM)
-    began = digest(cfg['start_from']) if cfg['start_from'] else ''
+    began = ' '.join(file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key])
     if latest.exists() and began == (note.read_text() if note.exists() else ''):
         state = read_checkpoint(latest)
         before = {**DEFAULTS, **state['settings']}
@@ -136,12 +155,6 @@ def trained(cfg):
     return train(cfg)
 
 
-def digest(path):
-    """Fingerprint of a file, 16 hexadecimal digits."""
-    with open(path, 'rb') as file:
-        return hashlib.file_digest(file, 'sha256').hexdigest()[:16]
-
-
 def tested(name, paths, history, folder, split, beam_sizes, spice, device):
     """Test scores of a checkpoint, or of several together, kept in ``folder``.
 
@@ -149,7 +162,8 @@ def tested(name, paths, history, folder, split, beam_sizes, spice, device):
 
     :param name: of the decoder; 'Ensemble' loads ``paths`` as one
     """
-    made_of = dict(split=split, beam_sizes=list(beam_sizes), spice=spice, checkpoints=[digest(path) for path in paths])
+    made_of = dict(split=split, beam_sizes=list(beam_sizes), spice=spice,
+                   checkpoints=[file_digest(path) for path in paths])
     path = folder / f'{split.lower()}_{name}.json'
     result = json.loads(path.read_text()) if path.exists() else {}
     if result.get('made_of') != made_of:

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from vocabulary import encode_caption
+
 
 class CaptionDataset(Dataset):
     """One item per caption; the ``captions_per_image`` captions of an image follow one another.
@@ -56,6 +58,27 @@ class CaptionDataset(Dataset):
 
     def __len__(self):
         return len(self.captions)
+
+    def replace_captions(self, path, word_map):
+        """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
+
+        :raises FileNotFoundError: no such file
+        :raises ValueError: one of other pictures, or with another number of captions or longer ones
+        """
+        try:
+            found = json.loads(Path(path).read_text())
+            names, captions = found['names'], found['captions']
+        except FileNotFoundError:
+            raise FileNotFoundError(f'{path} is not there: make it by distillation.py, or correct captions') from None
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f'{path} is no file of distillation.py: make it again, or correct captions') from None
+        longest = self.captions.shape[1] - 2
+        if names != self.names or any(len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
+            raise ValueError(f'{path} has the captions of other pictures, or another number of them, than '
+                             f'{self.images_path}: make it again from a teacher that was trained on these')
+        rows = [encode_caption(caption, word_map, longest) for those in captions for caption in those]
+        self.captions = torch.tensor(rows, dtype=torch.long)
+        self.caplens = torch.tensor([len(caption) + 2 for those in captions for caption in those]).unsqueeze(1)
 
     @property
     def first_captions(self):

@@ -62,6 +62,7 @@ DEFAULTS = dict(
     word_vectors=None,              # trained ones: a text file of GloVe, word2vec or fastText, embed_dim numbers a word
     tune_word_vectors=True,         # train them on, or keep them as they are
     # training
+    captions=None,                  # a file of distillation.py: learn a teacher's captions in place of people's
     device=None,                    # 'cuda', 'cpu', ...; None takes the GPU if there is one
     epochs=120,                     # at most
     batch_size=32,                  # captions
@@ -159,7 +160,7 @@ def check_settings(cfg):
     require('data_name', str, lambda v: True, "the files' base name")
     require('encoder', (str, type(None)), lambda v: True, 'a name')
     require('decoder', (str, type(None)), lambda v: True, "None, or a class of your own like 'my_decoder.MyDecoder'")
-    for name in ('encoder_weights', 'checkpoint', 'start_from', 'word_vectors'):
+    for name in ('encoder_weights', 'checkpoint', 'start_from', 'word_vectors', 'captions'):
         require(name, (str, Path, type(None)), lambda v: True, 'a file, or None')
         cfg[name] = cfg[name] and str(cfg[name])
     if cfg['start_from'] and Path(cfg['start_from']).resolve().parent == Path(cfg['output_folder']).resolve():
@@ -233,6 +234,8 @@ def train(cfg, encoder=None):
     if cfg['checkpoint']:
         progress = resume(model, optimizers, cfg['checkpoint'])
     train_data, val_data = (caption_dataset(model, split, hold=cfg['hold_features']) for split in ('TRAIN', 'VAL'))
+    if cfg['captions']:
+        train_data.replace_captions(cfg['captions'], word_map)
     if cfg['lean']:
         use_lean(model, train_data)
     if cfg['compile'] and train_data.key == 'images':

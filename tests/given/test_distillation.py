@@ -1,0 +1,180 @@
+"""A teacher's captions: the nearest to people's of what it says, learned in place of theirs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import distillation
+from beam_search import Hypothesis
+from checkpoints import checkpoint_paths, file_digest, load_model
+from cider import CiderD
+from compare import compare
+from datasets import CaptionDataset
+from distillation import distill
+from solver import DEFAULTS, train
+from vocabulary import SPECIAL_TOKENS, load_word_map
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """METEOR's Java takes longer to start than everything else here."""
+    monkeypatch.setattr('coco_metrics._meteor', lambda *_: 0.25)
+
+
+@pytest.fixture
+def teacher(tiny_cfg):
+    train(tiny_cfg)
+    return str(checkpoint_paths({**DEFAULTS, **tiny_cfg})[1])
+
+
+@pytest.fixture
+def dataset(tiny_data):
+    return CaptionDataset(tiny_data['data_folder'], tiny_data['data_name'], 'TRAIN')
+
+
+def words_of(dataset, word_map, row):
+    names = {index: word for word, index in word_map.items()}
+    return [names[index] for index in dataset.captions[row, 1:dataset.caplens[row] - 1].tolist()]
+
+
+def test_the_nearest_of_what_it_says(teacher, dataset, tiny_data, tmp_path, monkeypatch):
+    word_map = load_word_map(tiny_data['data_folder'], tiny_data['data_name'])
+    cpi = dataset.cpi
+    own = [words_of(dataset, word_map, cpi * picture) for picture in range(len(dataset.names))]
+    indices = [[word_map[word] for word in caption] for caption in own]
+    far = [word_map['the']] * 3
+    batches = []
+
+    def said(search, good):
+        def search_(decoder, encoder_out, word_map, *args, samples=1, **options):
+            numbers = range(sum(batches), sum(batches) + len(encoder_out))
+            if search == 'drawn':
+                batches.append(len(encoder_out))
+            return [Hypothesis(list(words), 0.0, finished) for number in numbers
+                    for words, finished in good(number)[:samples]]
+        return search_
+
+    # by beam search a far one; drawn: people's, the same again, an unfinished one, an empty one
+    monkeypatch.setattr(distillation, 'beam_search', said('beam', lambda number: [(far, True)]))
+    monkeypatch.setattr(distillation, 'sample_search', said('drawn', lambda number: [
+        (indices[number], True), (indices[number], True), (indices[number][:2], False), ([], True)]))
+    monkeypatch.setattr(distillation, 'PICTURES_AT_ONCE', 7)
+    path = tmp_path / 'captions.json'
+    score = distill(path, [teacher], samples=4)
+    found = json.loads(path.read_text())
+    assert found['names'] == dataset.names and found['teachers'] == [file_digest(teacher)]
+    scorer = CiderD([[[*caption, '<end>'] for caption in those] for those in dataset.references])
+    scores = []
+    for picture, captions in enumerate(found['captions']):
+        people = [words_of(dataset, word_map, cpi * picture + i) for i in range(cpi)]
+        # two different ones: the nearer is last, and people's fill the room before them
+        assert captions == people[:cpi - 2] + [['the'] * 3, own[picture]]
+        scores += scorer.scores([picture] * 2, [['the', 'the', 'the', '<end>'], [*own[picture], '<end>']]).tolist()
+    assert score == pytest.approx(sum(scores) / len(scores))
+
+
+def test_as_many_as_the_data_set_has_and_the_same_again(teacher, dataset, tmp_path):
+    paths = [tmp_path / name for name in ('one.json', 'same.json', 'other.json')]
+    for path, seed in zip(paths, (0, 0, 1), strict=True):
+        distill(path, [teacher], samples=20, temperature=1.5, seed=seed)
+    one, same, other = (json.loads(path.read_text())['captions'] for path in paths)
+    assert one == same != other
+    assert len(one) == len(dataset.names) and {len(captions) for captions in one} == {dataset.cpi}
+    scorer = CiderD([[[*caption, '<end>'] for caption in those] for those in dataset.references])
+    for picture, captions in enumerate(one):
+        assert len({tuple(caption) for caption in captions}) == dataset.cpi
+        scores = scorer.scores([picture] * len(captions), [[*caption, '<end>'] for caption in captions])
+        assert (scores[1:] >= scores[:-1] - 1e-9).all()
+
+
+def test_training_learns_these_captions(tiny_cfg, teacher, dataset, tmp_path):
+    """All captions alike: the decoder soon says nothing else."""
+    word_map = load_word_map(tiny_cfg['data_folder'], tiny_cfg['data_name'])
+    path, caption = tmp_path / 'captions.json', [word for word in word_map if word not in SPECIAL_TOKENS][:4]
+    path.write_text(json.dumps(dict(teachers=[], names=dataset.names,
+                                    captions=[[caption] * dataset.cpi for _ in dataset.names])))
+    cfg = {**tiny_cfg, 'captions': str(path), 'start_from': teacher, 'decoder_lr': 2e-2, 'epochs': 20, 'dropout': 0.0,
+           'output_folder': str(tmp_path / 'taught')}
+    history = train(cfg)
+    assert history[-1]['train_loss'] < 0.5 * history[0]['train_loss']
+    model = load_model(checkpoint_paths({**DEFAULTS, **cfg})[0], 'cpu')
+    said = distillation.own_captions(dataset, model, 0)
+    assert said != [caption] * dataset.cpi  # the data set itself is as it was
+    found = distillation.beam_search(model.decoder, distillation.encode(
+        model, distillation.caption_dataset(model, 'VAL').images(torch.arange(4))), model.word_map, 3)
+    assert [model.words(one.words) for one in found] == [caption] * 4
+
+
+@pytest.mark.parametrize('content, match', [
+    (None, 'is not there: make it by distillation.py'),
+    ('[]', 'is no file of distillation.py'),
+    ('{"names": [], "captions": []}', 'has the captions of other pictures'),
+])
+def test_other_files_are_refused(tiny_cfg, tmp_path, content, match):
+    path = tmp_path / 'captions.json'
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        train({**tiny_cfg, 'captions': str(path)})
+    assert not Path(tiny_cfg['output_folder']).exists()
+
+
+def test_another_number_of_captions_is_refused(dataset, tmp_path, tiny_data):
+    path = tmp_path / 'captions.json'
+    path.write_text(json.dumps(dict(names=dataset.names, captions=[[['a']]] * len(dataset.names))))
+    with pytest.raises(ValueError, match='another number of them'):
+        dataset.replace_captions(path, load_word_map(tiny_data['data_folder'], tiny_data['data_name']))
+
+
+def test_a_comparison_distills(tiny_cfg, tmp_path, capsys, quick):
+    cfg = {key: value for key, value in tiny_cfg.items() if key != 'output_folder'}
+    runs = {'plain': dict(attention=False), 'soft': dict(attention=True),
+            'taught': dict(distill=['plain', 'soft'], start_from='soft', epochs=1)}
+    results = compare(runs, cfg, tmp_path, seeds=(0, 1), beam_sizes=(1, 2, 3))
+    assert [len(result['seeds']) for result in results] == [2, 2, 2]
+    captions = tmp_path / 'taught' / 'captions.json'
+    best = [checkpoint_paths({**DEFAULTS, **cfg, 'attention': attention, 'output_folder': tmp_path / folder})[1]
+            for folder, attention in (('plain/seed_0', False), ('plain/seed_1', False), ('soft/seed_0', True),
+                                      ('soft/seed_1', True))]
+    assert json.loads(captions.read_text())['teachers'] == [file_digest(path) for path in best]
+    assert 'taught: what it learns' in capsys.readouterr().out
+
+    before = captions.stat().st_mtime_ns
+    assert compare(runs, cfg, tmp_path, seeds=(0, 1), beam_sizes=(1, 2, 3)) == results
+    assert captions.stat().st_mtime_ns == before and 'epoch' not in capsys.readouterr().out
+    compare({**runs, 'plain': dict(attention=False, epochs=3)}, cfg, tmp_path, seeds=(0, 1), beam_sizes=(1, 2, 3))
+    assert captions.stat().st_mtime_ns != before  # another teacher, so others again
+    assert (tmp_path / 'taught' / 'seed_0' / 'earlier_1').exists()
+
+
+@pytest.mark.parametrize('runs, match', [
+    ({'a': {}, 'b': dict(distill=['c'])}, "no trained run above it is called 'c'"),
+    ({'a': {}, 'b': dict(distill=[])}, "must have a list of names of runs above as 'distill'"),
+    ({'a': {}, 'b': dict(distill='a')}, "must have a list of names of runs above as 'distill'"),
+    ({'a': {}, 'd': dict(encoded_image_size=2), 'b': dict(distill=['a', 'd'])}, 'not the same data and encoder'),
+])
+def test_comparisons_that_cannot_be(tiny_cfg, tmp_path, runs, match):
+    cfg = {key: value for key, value in tiny_cfg.items() if key != 'output_folder'}
+    with pytest.raises(ValueError, match=match):
+        compare(runs, cfg, tmp_path / 'compared')
+    assert not (tmp_path / 'compared').exists()
+
+
+def test_command_line(teacher, tmp_path):
+    def run(*arguments):
+        return subprocess.run([sys.executable, 'distillation.py', *map(str, arguments)], cwd=ROOT, capture_output=True,
+                              text=True)
+
+    done = run(tmp_path / 'said.json', teacher, '--samples=2', '--device=cpu')
+    assert done.returncode == 0, done.stderr
+    assert 'said.json: captions with a mean CIDEr-D of ' in done.stdout
+    assert json.loads((tmp_path / 'said.json').read_text())['captions']
+    wrong = run(tmp_path / 'other.json', tmp_path / 'none.pth.tar', '--device=cpu')
+    assert wrong.returncode == 1 and 'none.pth.tar' in wrong.stderr and 'Traceback' not in wrong.stderr
+    assert not (tmp_path / 'other.json').exists()
