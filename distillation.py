@@ -2,9 +2,10 @@
 
 People describe a picture in five ways, and a decoder spreads its probability over all of them and more. A teacher, such
 as an ensemble, says what is common to them. Here it captions the training pictures, and a decoder learns these captions
-by cross-entropy in place of people's. Of what the teacher says of a picture, by beam search and by drawing, those are
-taken that are nearest to people's captions: the paper's sequence-level interpolation (sec. 3.3), with CIDEr-D for
-nearness where the paper has BLEU. The teacher has trained on the same pictures, so nothing new is told of them.
+by cross-entropy, in place of all but a few of people's. Of what the teacher says of a picture, by beam search and by
+drawing, those are taken that are nearest to people's captions: the paper's sequence-level interpolation (sec. 3.3),
+with CIDEr-D for nearness where the paper has BLEU. The teacher has trained on the same pictures, so nothing new is told
+of them.
 
     python distillation.py said.json runs/a/BEST_checkpoint_Attention.pth.tar runs/b/BEST_checkpoint_Attention.pth.tar
     python train.py ... captions=said.json start_from=runs/a/BEST_checkpoint_Attention.pth.tar output_folder=runs/c
@@ -29,20 +30,24 @@ END = ['<end>']  # counts as a word, so that captions that break off are not nea
 PICTURES_AT_ONCE = 100
 
 
-def distill(path, teachers, beam_size=5, samples=10, temperature=0.5, seed=0, device=None):
+def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, seed=0, device=None):
     """Let a teacher caption the training pictures.
 
-    :param path: JSON file to write, for the setting ``captions``: per picture as many captions as the data set has, the
-        nearest to people's last; where the teacher has fewer different ones, people's own come first
+    :param path: JSON file to write, for the setting ``captions``: per picture as many captions as the data set has,
+        people's first, then the teacher's, the nearest to people's last
     :param teachers: checkpoints that caption together, one or more
+    :param people: people's captions that stay, per picture; more do where the teacher has too few different ones
     :param beam_size: of the caption found by beam search
     :param samples: captions drawn per picture on top
     :param temperature: at which they are drawn, see ``beam_search.sample_search``
-    :return: mean CIDEr-D of the captions taken
-    :raises ValueError: checkpoints that cannot caption together
+    :return: mean CIDEr-D of the teacher's captions taken
+    :raises ValueError: checkpoints that cannot caption together, or no room for a caption of theirs
     """
     model = load_ensemble(teachers, device)
     dataset = caption_dataset(model, 'TRAIN')
+    if not 0 <= people < dataset.cpi:
+        raise ValueError(f'people is {people}; it must be from 0 to {dataset.cpi - 1}, so that of the {dataset.cpi} '
+                         "captions per picture one is the teacher's")
     longest = dataset.captions.shape[1] - 2
     scorer = CiderD([[caption + END for caption in captions] for captions in dataset.references])
     torch.manual_seed(seed)
@@ -60,7 +65,7 @@ def distill(path, teachers, beam_size=5, samples=10, temperature=0.5, seed=0, de
                 said = list({tuple(one.words): None for one in said if one.finished and one.words})
                 said = [model.words(words) for words in said]
                 nearness = scorer.scores(np.full(len(said), number), [words + END for words in said])
-                taken = np.argsort(-nearness, kind='stable')[:dataset.cpi]
+                taken = np.argsort(-nearness, kind='stable')[:dataset.cpi - people]
                 scores += nearness[taken].tolist()
                 own = own_captions(dataset, model, number)[:dataset.cpi - len(taken)]
                 found.append(own + [said[j] for j in taken[::-1]])
@@ -82,6 +87,8 @@ def main():
     parser = argparse.ArgumentParser(description="A teacher's captions of the training pictures, to learn from.")
     parser.add_argument('captions', help="JSON file to write, for the setting 'captions'")
     parser.add_argument('teachers', nargs='+', help='checkpoints that caption together')
+    parser.add_argument('--people', type=int, default=2, metavar='N',
+                        help="people's captions that stay, per picture; default: %(default)s")
     parser.add_argument('--beam-size', type=int, default=5)
     parser.add_argument('--samples', type=int, default=10, help='captions drawn per picture; default: %(default)s')
     parser.add_argument('--temperature', type=float, default=0.5, help='default: %(default)s')

@@ -62,7 +62,7 @@ DEFAULTS = dict(
     word_vectors=None,              # trained ones: a text file of GloVe, word2vec or fastText, embed_dim numbers a word
     tune_word_vectors=True,         # train them on, or keep them as they are
     # training
-    captions=None,                  # a file of distillation.py: learn a teacher's captions in place of people's
+    captions=None,                  # a file of distillation.py: learn a teacher's captions in place of most of people's
     device=None,                    # 'cuda', 'cpu', ...; None takes the GPU if there is one
     epochs=120,                     # at most
     batch_size=32,                  # captions

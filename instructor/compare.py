@@ -15,7 +15,7 @@ from papermill.exceptions import PapermillExecutionError
 from instructor.assemble import ROOT, assemble
 from notebooks import run_notebook
 
-FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights'}
+FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
 NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'spice', 'output_folder', 'shown')
 
 

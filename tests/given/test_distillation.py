@@ -43,7 +43,8 @@ def words_of(dataset, word_map, row):
     return [names[index] for index in dataset.captions[row, 1:dataset.caplens[row] - 1].tolist()]
 
 
-def test_the_nearest_of_what_it_says(teacher, dataset, tiny_data, tmp_path, monkeypatch):
+@pytest.mark.parametrize('people', [0, 1, 2, 4])
+def test_the_nearest_of_what_it_says(teacher, dataset, tiny_data, tmp_path, monkeypatch, people):
     word_map = load_word_map(tiny_data['data_folder'], tiny_data['data_name'])
     cpi = dataset.cpi
     own = [words_of(dataset, word_map, cpi * picture) for picture in range(len(dataset.names))]
@@ -66,23 +67,24 @@ def test_the_nearest_of_what_it_says(teacher, dataset, tiny_data, tmp_path, monk
         (indices[number], True), (indices[number], True), (indices[number][:2], False), ([], True)]))
     monkeypatch.setattr(distillation, 'PICTURES_AT_ONCE', 7)
     path = tmp_path / 'captions.json'
-    score = distill(path, [teacher], samples=4)
+    score = distill(path, [teacher], people=people, samples=4)
     found = json.loads(path.read_text())
     assert found['names'] == dataset.names and found['teachers'] == [file_digest(teacher)]
     scorer = CiderD([[[*caption, '<end>'] for caption in those] for those in dataset.references])
     scores = []
     for picture, captions in enumerate(found['captions']):
-        people = [words_of(dataset, word_map, cpi * picture + i) for i in range(cpi)]
+        theirs = [words_of(dataset, word_map, cpi * picture + i) for i in range(cpi)]
         # two different ones: the nearer is last, and people's fill the room before them
-        assert captions == people[:cpi - 2] + [['the'] * 3, own[picture]]
-        scores += scorer.scores([picture] * 2, [['the', 'the', 'the', '<end>'], [*own[picture], '<end>']]).tolist()
+        taken = [['the'] * 3, own[picture]][-(cpi - people):]
+        assert captions == theirs[:cpi - len(taken)] + taken
+        scores += scorer.scores([picture] * len(taken), [[*caption, '<end>'] for caption in taken]).tolist()
     assert score == pytest.approx(sum(scores) / len(scores))
 
 
 def test_as_many_as_the_data_set_has_and_the_same_again(teacher, dataset, tmp_path):
     paths = [tmp_path / name for name in ('one.json', 'same.json', 'other.json')]
     for path, seed in zip(paths, (0, 0, 1), strict=True):
-        distill(path, [teacher], samples=20, temperature=1.5, seed=seed)
+        distill(path, [teacher], people=0, samples=20, temperature=1.5, seed=seed)
     one, same, other = (json.loads(path.read_text())['captions'] for path in paths)
     assert one == same != other
     assert len(one) == len(dataset.names) and {len(captions) for captions in one} == {dataset.cpi}
@@ -91,6 +93,13 @@ def test_as_many_as_the_data_set_has_and_the_same_again(teacher, dataset, tmp_pa
         assert len({tuple(caption) for caption in captions}) == dataset.cpi
         scores = scorer.scores([picture] * len(captions), [[*caption, '<end>'] for caption in captions])
         assert (scores[1:] >= scores[:-1] - 1e-9).all()
+
+
+@pytest.mark.parametrize('people', [-1, 5])
+def test_a_caption_of_the_teacher_there_must_be(teacher, tmp_path, people):
+    with pytest.raises(ValueError, match=f'people is {people}; it must be from 0 to 4'):
+        distill(tmp_path / 'captions.json', [teacher], people=people)
+    assert not (tmp_path / 'captions.json').exists()
 
 
 def test_training_learns_these_captions(tiny_cfg, teacher, dataset, tmp_path):
