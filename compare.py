@@ -21,7 +21,6 @@ from utils import atomic_path
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
 OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
-CAPTIONS = 'captions.json'  # in a run's folder: its teacher's
 METRICS = ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')  # beside BLEU
 STARTED_FROM = 'started_from.txt'  # digests of the checkpoint and of the teacher's captions that a run began with
 
@@ -53,7 +52,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
             found.append(tested('Ensemble', paths, [], folder / directory(name), split, beam_sizes, spice, device))
         else:
             if 'distill' in own:
-                taught(paths, folder / directory(name) / CAPTIONS, name, device)
+                taught(paths, said_by(folder, members), device)
             for seed in seeds:
                 print(f'== {name}, seed {seed} ==', flush=True)
                 wanted = settings(name, runs, cfg, folder, seed)
@@ -117,8 +116,9 @@ def check_runs(runs, cfg, folder, seeds, split):
 def settings(name, runs, cfg, folder, seed):
     """All settings of a run that is trained."""
     own = dict(runs[name])
-    if own.pop('distill', None):
-        own['captions'] = str(folder / directory(name) / CAPTIONS)
+    teachers = own.pop('distill', None)
+    if teachers:
+        own['captions'] = str(said_by(folder, teachers))
     if own.get('start_from'):
         own['start_from'] = str(best_path(own['start_from'], runs, cfg, folder, seed))
     return check_settings({**cfg, **own, 'seed': seed, 'output_folder': str(folder / directory(name) / f'seed_{seed}')})
@@ -128,11 +128,16 @@ def best_path(name, runs, cfg, folder, seed):
     return checkpoint_paths(settings(name, runs, cfg, folder, seed))[1]
 
 
-def taught(teachers, path, name, device):
+def said_by(folder, names):
+    """The file of what decoders said of the training pictures; runs with the same teachers share it."""
+    return folder / f'said_by_{"_and_".join(map(directory, names))}.json'
+
+
+def taught(teachers, path, device):
     """Let teachers caption the training pictures, unless these very ones have."""
     if path.exists() and json.loads(path.read_text())['teachers'] == [file_digest(teacher) for teacher in teachers]:
         return
-    print(f'== {name}: what it learns ==', flush=True)
+    print(f'== {path.stem.replace("_", " ")} ==', flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     distill(path, teachers, device=device)
 
