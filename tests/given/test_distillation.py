@@ -15,7 +15,7 @@ from cider import CiderD
 from compare import compare
 from datasets import CaptionDataset
 from distillation import distill
-from solver import DEFAULTS, train
+from solver import DEFAULTS, check_settings, train
 from vocabulary import SPECIAL_TOKENS, load_word_map
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,6 +132,11 @@ def test_other_files_are_refused(tiny_cfg, tmp_path, content, match):
     with pytest.raises((ValueError, FileNotFoundError), match=match):
         train({**tiny_cfg, 'captions': str(path)})
     assert not Path(tiny_cfg['output_folder']).exists()
+
+
+def test_self_critical_training_has_captions_of_its_own(tiny_cfg):
+    with pytest.raises(ValueError, match="'captions' is 'said.json', but with self_critical .*: leave one"):
+        check_settings({**tiny_cfg, 'captions': 'said.json', 'self_critical': 'mean'})
 
 
 def test_another_number_of_captions_is_refused(dataset, tmp_path, tiny_data):
