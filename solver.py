@@ -153,8 +153,8 @@ def check_settings(cfg):
         require(name, (int, type(None)), lambda v: v is None or v >= 1, 'a whole number of at least 1, or None')
     require('self_critical', (str, type(None)), lambda v: v is None or v in BASELINES, "None, 'greedy' or 'mean'")
     if cfg['self_critical'] and cfg['captions']:
-        raise ValueError(f"setting 'captions' is {cfg['captions']!r}, but with self_critical the decoder learns from its "
-                         'own captions: leave one of the two out')
+        raise ValueError(f"setting 'captions' is {cfg['captions']!r}, but with self_critical the decoder learns from "
+                         'its own captions: leave one of the two out')
     if cfg['self_critical'] == 'mean':
         require('samples', int, lambda v: v >= 2, 'at least 2 (the baseline is the mean of the other captions)')
     for name in ('data_folder', 'output_folder'):
