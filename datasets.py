@@ -73,7 +73,8 @@ class CaptionDataset(Dataset):
         except (ValueError, KeyError, TypeError):
             raise ValueError(f'{path} is no file of distillation.py: make it again, or correct captions') from None
         longest = self.captions.shape[1] - 2
-        if names != self.names or any(len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
+        if names != self.names or len(captions) != len(names) or any(
+                len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
             raise ValueError(f'{path} has the captions of other pictures, or another number of them, than '
                              f'{self.images_path}: make it again from a teacher that was trained on these')
         rows = [encode_caption(caption, word_map, longest) for those in captions for caption in those]

@@ -142,8 +142,12 @@ def test_self_critical_training_has_captions_of_its_own(tiny_cfg):
 def test_another_number_of_captions_is_refused(dataset, tmp_path, tiny_data):
     path = tmp_path / 'captions.json'
     path.write_text(json.dumps(dict(names=dataset.names, captions=[[['a']]] * len(dataset.names))))
+    word_map = load_word_map(tiny_data['data_folder'], tiny_data['data_name'])
     with pytest.raises(ValueError, match='another number of them'):
-        dataset.replace_captions(path, load_word_map(tiny_data['data_folder'], tiny_data['data_name']))
+        dataset.replace_captions(path, word_map)
+    path.write_text(json.dumps(dict(names=dataset.names, captions=[[['a']] * dataset.cpi] * (len(dataset.names) - 1))))
+    with pytest.raises(ValueError, match='another number of them'):
+        dataset.replace_captions(path, word_map)
 
 
 def test_a_comparison_distills(tiny_cfg, tmp_path, capsys, quick):
