@@ -12,6 +12,7 @@ import functools
 import inspect
 import linecache
 import math
+import os
 import re
 import time
 import traceback
@@ -738,16 +739,21 @@ def speed(models, inputs, kind):
         return {'result': result, 'seconds': seconds, 'yardstick': of_yardstick, 'mode': mode}
 
 
-def best_times(*functions, repeats=5):
-    """The best time of each, in turns, and of this process alone: others on a busy machine must not cost a point."""
+def best_times(*functions, repeats=20):
+    """The best time of each, in turns, and of this thread alone: others on a busy machine must not cost a point.
+
+    Not the process's time: under a limit on that, as the grader sets it, Linux counts it in steps of some ms only,
+    as Windows counts the thread's.
+    """
+    clock = time.perf_counter if os.name == 'nt' else time.thread_time
     times = [[] for _ in functions]
     for function in functions:
         function()
     for _ in range(repeats):
         for function, own in zip(functions, times, strict=True):
-            start = time.process_time()
+            start = clock()
             function()
-            own.append(time.process_time() - start)
+            own.append(clock() - start)
         if sum(map(sum, times)) > 2:
             break
     return [min(own) for own in times]

@@ -1,12 +1,14 @@
 """Right solutions, mistakes and attacks, graded in one go: every row of the table is right."""
 
 import csv
+import dataclasses
 import json
 import os
 import pickle
 import socket
 import stat
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from instructor.assemble import ROOT
+from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from instructor.expected import probes
 from instructor.grade import draw_inputs, fingerprint, grade_all, gradescope, page, printable, table, unique_names, zero
@@ -382,6 +384,18 @@ def test_a_pickle_in_place_of_a_checkpoint_is_not_run(tmp_path):
     remarks = evidence.look(read_submission(path))
     assert any('the checkpoint is not one of this lab' in remark for remark in remarks)
     assert not (tmp_path / 'ran').exists()
+
+
+@pytest.mark.skipif(os.name != 'posix', reason='the sandbox needs Unix')
+def test_speed_is_measured_finely_in_the_sandbox():
+    """With a clock of 4 ms a step, as the process's is there, a right solution looks endlessly slow now and then."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        with sandbox.Sandbox(assemble(REFERENCE, Path(folder) / 'lab')) as box:
+            ran = {name: [box.run(name, dataclasses.asdict(probes.Inputs()), 60) for _ in range(5)]
+                   for name in ('plain_speed', 'attention_speed', 'attentive_speed')}
+    ratios = {name: [result['seconds'] / result['yardstick'] for result in results] for name, results in ran.items()}
+    assert all(0.3 < ratio < 4 for found in ratios.values() for ratio in found), ratios
 
 
 def test_a_sandbox_that_does_not_work_is_no_zero(tmp_path, monkeypatch):
