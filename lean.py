@@ -7,8 +7,11 @@ A loop over words as in ``models.py`` repeats much that is the same for all of t
 - the words' part of the LSTM's input, and the vocabulary layer, are one matrix product each for all words of the batch,
   over true words only: nothing is computed, kept or cleared for padding;
 - the three products with h (query, gate, LSTM) are one;
+- what all pixels share is left out of their scores, since softmax takes it out again;
 - the gradient is written out (backpropagation through time), so that each weight's gradient is one matrix product over
-  all words instead of a sum of one per word.
+  all words instead of a sum of one per word;
+- on a CPU the products are oneDNN's where that is faster, and the gradient of the loss needs one tensor of the
+  vocabulary's width.
 
 The results are those of the textbook loop (``tests/given/test_lean.py``: outputs and gradients within 1e-5). ``train``
 uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for any other.
@@ -21,6 +24,96 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 TOLERANCE = 1e-4  # relative, in single precision
+
+
+def find_kernel():
+    """oneDNN's x W^T + b, which torch has beside MKL's; None where it is missing, or does not do what it did.
+
+    Torch itself takes MKL's for single precision, which on processors of AMD needs up to twice the time.
+    """
+    try:
+        kernel = torch.ops.mkldnn._linear_pointwise
+        x, weight, bias = torch.arange(6.).view(2, 3), torch.arange(12.).view(4, 3), torch.arange(4.)
+        same = torch.allclose(kernel(x, weight, bias, 'none', [], ''), x @ weight.T + bias)
+    except (AttributeError, RuntimeError):  # NotImplementedError is one of the latter
+        return None
+    return kernel if same else None
+
+
+KERNEL = find_kernel()
+
+
+def product(x, weight, bias=None):
+    """x W^T + b, without a gradient.
+
+    :param x: (n, inputs)
+    :param weight: (outputs, inputs), contiguous or the transpose of what is: for a slice oneDNN has no fast way
+    """
+    if (KERNEL is None or x.device.type != 'cpu' or not x.dtype == weight.dtype == torch.float32
+            or not (weight.is_contiguous() or weight.T.is_contiguous())):
+        return nn.functional.linear(x, weight, bias)
+    return KERNEL(x, weight, bias, 'none', [], '')
+
+
+class Linear(torch.autograd.Function):
+    """:func:`product` with its gradient: of x it is dy W, of W dy^T x, of b the sum of dy."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return product(dy, weight.T) if ctx.needs_input_grad[0] else None, dy.T @ x, dy.sum(dim=0)
+
+
+def linear(x, weight, bias):
+    """``nn.functional.linear`` by the faster of torch's two libraries.
+
+    :param x: (..., inputs)
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        return nn.functional.linear(x, weight, bias)
+    return Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+
+
+class CrossEntropy(torch.autograd.Function):
+    """The sum over words of -log p(y), p = softmax(scores); its gradient p - y is written over log p.
+
+    With label smoothing epsilon y is 1 - epsilon for the true word, and epsilon / V more for each of the V
+    (Szegedy et al. 2016, [1512.00567](https://arxiv.org/abs/1512.00567), sec. 7).
+    """
+
+    @staticmethod
+    def forward(ctx, scores, targets, epsilon):
+        log_p = scores.log_softmax(dim=1)
+        ctx.save_for_backward(log_p, targets)  # torch itself stops a second backward, which would find p there
+        ctx.epsilon = epsilon
+        loss = -(1 - epsilon) * log_p.gather(1, targets.unsqueeze(1)).sum()
+        return loss - epsilon * log_p.mean(dim=1).sum() if epsilon else loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_loss):
+        log_p, targets = ctx.saved_tensors
+        d_scores = log_p.exp_()
+        if ctx.epsilon:
+            d_scores -= ctx.epsilon / d_scores.shape[1]
+        d_scores[torch.arange(len(targets), device=targets.device), targets] -= 1 - ctx.epsilon
+        return d_scores.mul_(d_loss), None, None
+
+
+def cross_entropy(scores, targets, label_smoothing=0.0):
+    """``nn.functional.cross_entropy(..., reduction='sum')`` with less to write and to clear.
+
+    :param scores: (words, vocab_size)
+    :param targets: (words,)
+    :return: 0-dim tensor
+    """
+    return CrossEntropy.apply(scores, targets, label_smoothing)
 
 
 def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_of=None):
@@ -54,10 +147,12 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         alphas = ()
     else:
         attention, split = decoder.attention, embeddings.shape[1]
-        words_in = nn.functional.linear(embeddings, cell.weight_ih[:, :split], cell.bias_ih + cell.bias_hh)
+        from_word, from_z = (weight.contiguous() for weight in cell.weight_ih.tensor_split([split], dim=1))
+        words_in = linear(embeddings, from_word, cell.bias_ih + cell.bias_hh)
         from_h = torch.cat([attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh])
         bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias])
-        keys = attention.encoder_att(pictures)  # once per picture, whatever the number of its captions
+        # once per picture, whatever the number of its captions
+        keys = linear(pictures, attention.encoder_att.weight, attention.encoder_att.bias)
         low = keys.dtype
         with torch.autocast(pictures.device.type, enabled=False):
             pictures, keys = pictures.to(low), keys.index_select(0, picture_of)
@@ -65,11 +160,11 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
                 pictures = pictures.index_select(0, picture_of)
             states, alpha = AttentiveLSTM.apply(
                 pictures, keys, words_in.to(h.dtype), h, c, from_h.to(low), bias,
-                attention.att.weight.flatten().to(low), cell.weight_ih[:, split:].to(low), sizes.tolist(), together)
+                attention.att.weight.flatten().to(low), from_z.to(low), sizes.tolist(), together)
         # the bias of att shifts all scores alike, so softmax takes it out again: its gradient is zero
         alpha = alpha + 0 * attention.att.bias
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
-    predictions = PackedSequence(decoder.fc(decoder.dropout(states)), sizes)
+    predictions = PackedSequence(linear(decoder.dropout(states), decoder.fc.weight, decoder.fc.bias), sizes)
     return predictions, encoded_captions, steps.tolist(), *alphas, order
 
 
@@ -187,16 +282,17 @@ class AttentiveLSTM(torch.autograd.Function):
             start += n
             h, c = h[:n], c[:n]
             saved['before'][rows], saved['cell_before'][rows] = h, c
-            product = (h.to(low) @ from_h.T).to(high)
+            with_h = product(h.to(low), from_h).to(high)
             query = saved['query'][rows]
-            query.copy_(product[:, :a] + bias[:a])
-            relu = torch.add(keys[:n], query.unsqueeze(1), out=scratch[:n]).relu_()
-            alpha = (relu @ w).to(high).softmax(dim=1)
+            query.copy_(with_h[:, :a] + bias[:a])
+            # relu(k + q) = max(k, -q) + q, and what all pixels share softmax takes out
+            e_i = torch.maximum(keys[:n], -query.unsqueeze(1), out=scratch[:n]) @ w
+            alpha = e_i.to(high).softmax(dim=1)
             z = together.side_by_side(alpha.to(low)) @ together.running(pictures, n)
             z = together.in_order(z, n).to(high)
-            beta = (product[:, a:a + e] + bias[a:]).sigmoid_()
+            beta = (with_h[:, a:a + e] + bias[a:]).sigmoid_()
             saved['alpha'][rows], saved['z'][rows], saved['beta'][rows] = alpha, z, beta
-            gates = ((z * beta).to(low) @ W_z.T).to(high).add_(product[:, a + e:]).add_(words_in[rows])
+            gates = product((z * beta).to(low), W_z).to(high).add_(with_h[:, a + e:]).add_(words_in[rows])
             h, c, saved['tanh_c'][rows] = lstm_cell(gates, c)
             saved['gates'][rows], states[rows] = gates, h
         ctx.save_for_backward(pictures, keys, from_h, w, W_z, *saved.values())
@@ -225,7 +321,7 @@ class AttentiveLSTM(torch.autograd.Function):
             dh += d_states[rows]
             d_gates = lstm_cell_backward(dh, dc, gates[rows], cell_before[rows], tanh_c[rows], d_product[rows, a + e:])
             # the gate and z
-            gated = (d_gates.to(low) @ W_z).to(high)
+            gated = product(d_gates.to(low), W_z.T).to(high)
             b = beta[rows]
             d_product[rows, a:a + e] = gated * z[rows] * b * (1 - b)
             dz = together.side_by_side(gated.mul_(b).to(low))
@@ -237,13 +333,14 @@ class AttentiveLSTM(torch.autograd.Function):
             da = together.in_order(da, n).to(high).add_(d_alpha[rows])
             al = alpha[rows]
             de = (al * (da - (al * da).sum(dim=1, keepdim=True))).to(low)
-            relu = torch.add(keys[:n], query[rows].unsqueeze(1), out=scratch[:n]).relu_()
-            d_w += de.flatten() @ relu.flatten(0, 1)
-            on = relu.gt_(0)
-            d_product[rows, :a] = torch.bmm(de.unsqueeze(1), on).squeeze(1) * w
-            d_keys[:n].addcmul_(on, de.unsqueeze(2))  # times w, after the loop
+            on = torch.gt(keys[:n], -query[rows].unsqueeze(1), out=scratch[:n])
+            d_query = torch.bmm(de.unsqueeze(1), on).squeeze(1)
+            d_product[rows, :a] = d_query * w
+            d_w += (d_query * query[rows]).to(high).sum(dim=0)
+            d_keys[:n].addcmul_(on, de.unsqueeze(2))
             # into the state before
-            dh.copy_(d_product[rows].to(low) @ from_h)
+            dh.copy_(product(d_product[rows].to(low), from_h.T))
+        d_w += (d_keys * keys).to(high).sum(dim=(0, 1))  # relu(k + q) = on (k + q)
         d_keys *= w
         d_bias = d_product[:, :a + e].sum(dim=0)
         d_words = d_product[:, a + e:]

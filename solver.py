@@ -462,8 +462,7 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
     scores = packed(scores, decode_lengths).data
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
-    loss = nn.functional.cross_entropy(scores, targets, reduction='sum', label_smoothing=label_smoothing)
-    loss = loss / (of_words or len(targets))
+    loss = lean.cross_entropy(scores, targets, label_smoothing) / (of_words or len(targets))
     for alpha in alphas:
         # the mean over the pixels, and over all captions
         loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean(dim=1).sum() / (of_captions or len(captions))

@@ -129,8 +129,7 @@ class Setting:
         self.plain_adam = torch.optim.Adam(parameters, lr=4e-4)
         self.fused_adam = torch.optim.Adam(parameters, lr=4e-4, fused=True)
 
-    def update(self, decoded, *optimizers):
-        loss, *_ = caption_loss(decoded, 1.0)
+    def update(self, loss, *optimizers):
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
@@ -138,26 +137,26 @@ class Setting:
             torch.nn.utils.clip_grad_value_(optimizer.param_groups[0]['params'], 5.0)
             optimizer.step()
 
-    def textbook_forward(self, grids):
-        return textbook.forward(self.decoder, grids, self.captions, self.lengths)
+    def textbook_loss(self, grids):
+        return textbook.loss(textbook.forward(self.decoder, grids, self.captions, self.lengths))
 
-    def lean_forward(self, grids):
+    def lean_loss(self, grids, lengths=None, image_of=None):
         with self.machine.precision():
-            return lean.lean_forward(self.decoder, grids, self.captions, self.lengths, self.image_of)
+            decoded = lean.lean_forward(self.decoder, grids, self.captions,
+                                        self.lengths if lengths is None else lengths, image_of)
+        return caption_loss(decoded, 1.0)[0]
 
     def textbook_step(self):
-        self.update(self.textbook_forward(self.pictures[self.image_of]), self.plain_adam)
+        self.update(self.textbook_loss(self.pictures[self.image_of]), self.plain_adam)
 
     def lean_step(self):
         """All captions of a picture are in the batch."""
-        self.update(self.lean_forward(self.pictures), self.fused_adam)
+        self.update(self.lean_loss(self.pictures, image_of=self.image_of), self.fused_adam)
 
     def bucketed_steps(self):
         """No two captions of the batch share a picture, all are of like length; as many steps as there are buckets."""
         for lengths in self.buckets:
-            with self.machine.precision():
-                decoded = lean.lean_forward(self.decoder, self.pictures[self.image_of], self.captions, lengths)
-            self.update(decoded, self.fused_adam)
+            self.update(self.lean_loss(self.pictures[self.image_of], lengths), self.fused_adam)
 
 
 def training(models, machine):
@@ -181,14 +180,17 @@ def training(models, machine):
             with machine.precision():
                 return a @ b
 
-        step, of_machine = machine.in_turns(setting.lean_step, product)
+        def by_onednn():
+            return product() if machine.cuda else lean.product(a, b)
+
+        step, *of_machine = machine.in_turns(setting.lean_step, product, by_onednn)
     e, d, v, m = (SIZES[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
     words, pictures, cells = int((setting.lengths - 1).sum()), len(setting.pictures), 64
     # multiplications: forward, gradient of the weights, gradient of the input (which the pictures do not need)
     per_word = (3 * (d * (ATTENTION_DIM + e + 4 * d) + e * 4 * d + m * 4 * d + d * v)
-                + 2 * 2 * cells * e + 4 * cells * ATTENTION_DIM)
+                + 2 * 2 * cells * e + 2 * cells * ATTENTION_DIM)
     rate = 2 * (words * per_word + 2 * pictures * cells * e * ATTENTION_DIM) / step / 1e9
-    limit = 2 * 2048 ** 3 / of_machine / 1e9
+    limit = 2 * 2048 ** 3 / min(of_machine) / 1e9
     yield dict(what=f"the attention step's matrix products, of the {limit:,.0f} GFLOP/s that the machine has "
                     f'(2048 × 2048): {rate / limit:.0%}', unit='GFLOP', usual=None, ours=rate, usual_mb=None,
                ours_mb=None, share=rate / limit)
@@ -211,10 +213,10 @@ def encoding(models, machine, pictures=8):
             return grid_of(images)
 
     def usual_frozen():
-        usual.update(usual.textbook_forward(encode_per_caption()), usual.plain_adam)
+        usual.update(usual.textbook_loss(encode_per_caption()), usual.plain_adam)
 
     def first_epoch():
-        native.update(native.lean_forward(encode_once().float().clone()), native.fused_adam)
+        native.update(native.lean_loss(encode_once().float().clone(), image_of=native.image_of), native.fused_adam)
 
     yield machine.row('ResNet-101 over the pictures: once per caption and pooled up, against once', 'pictures',
                       (encode_per_caption, pictures), (encode_once, pictures), rounds=2, repeats=1)
@@ -232,12 +234,12 @@ def encoding(models, machine, pictures=8):
 
     def usual_tuned():
         grids = textbook.encode(pooled_up, images[usual.image_of])
-        usual.update(usual.textbook_forward(grids), usual.plain_adam, plain)
+        usual.update(usual.textbook_loss(grids), usual.plain_adam, plain)
 
     def tuned():
         with machine.precision():
             grids = grid_of(images)
-        native.update(native.lean_forward(grids), native.fused_adam, fused)
+        native.update(native.lean_loss(grids, image_of=native.image_of), native.fused_adam, fused)
 
     yield machine.row('an epoch, encoder fine-tuned: it runs once per caption, against once per picture', 'pictures',
                       (usual_tuned, pictures), (tuned, pictures), rounds=1, repeats=2)

@@ -6,9 +6,11 @@ per step into a large tensor of zeros; search takes one image at a time.
 
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from instructor.assemble import ROOT
 from instructor.expected import load
+from utils import topk_accuracy
 
 
 def reference_models(folder):
@@ -48,6 +50,15 @@ def forward(decoder, encoder_out, encoded_captions, caption_lengths):
             scores, h, c = decoder.one_step(embeddings[:n, t], h[:n], c[:n])
         predictions[:n, t] = scores
     return predictions, encoded_captions, lengths, *([alphas] if attends else []), sort_ind
+
+
+def loss(decoded):
+    """Cross-entropy per word and doubly stochastic penalty of what :func:`forward` returns; top-5 accuracy too."""
+    predictions, captions, lengths, *alphas, _ = decoded
+    scores, targets = (pack_padded_sequence(rows, lengths, batch_first=True).data
+                       for rows in (predictions, captions[:, 1:]))
+    topk_accuracy(scores.detach(), targets, 5)
+    return F.cross_entropy(scores, targets) + sum(((1 - alpha.sum(dim=1)) ** 2).mean() for alpha in alphas)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ import torch
 
 from beam_search import beam_search
 from benchmarks import bench, textbook
+from solver import caption_loss
 
 SIZES = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
 WORD_MAP = {'<pad>': 0, **{f'w{i}': i for i in range(1, 10)}, '<unk>': 10, '<start>': 11, '<end>': 12}
@@ -36,6 +37,8 @@ def test_textbook_forward(models, attends):
     batch = torch.randn(5, 8, 6), torch.randint(1, 10, (5, 12)), torch.tensor([4, 11, 2, 7, 9]).unsqueeze(1)
     for one, other in zip(textbook.forward(decoder, *batch), decoder(*batch), strict=True):
         assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), atol=1e-6)
+    expected, *_ = caption_loss(decoder(*batch), 1.0)
+    assert torch.allclose(textbook.loss(textbook.forward(decoder, *batch)), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('attends', [False, True])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import lean
 from lean import lean_forward, objection
 from models import DecoderWithAttention, DecoderWithRNN
 from solver import caption_loss, train
@@ -103,6 +104,57 @@ def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
     assert torch.autograd.gradcheck(lambda *tensors: AttentiveLSTM.apply(*tensors, sizes, together), inputs)
 
 
+@pytest.mark.parametrize('kernel', ['found', 'missing'])
+@pytest.mark.parametrize('weight', ['contiguous', 'transposed', 'slice'])
+def test_products_are_those_of_nn_linear(kernel, weight, monkeypatch):
+    if kernel == 'missing':
+        monkeypatch.setattr(lean, 'KERNEL', None)
+    torch.manual_seed(0)
+    weights = {'contiguous': torch.randn(30, 20), 'transposed': torch.randn(20, 30).T,
+               'slice': torch.randn(30, 28)[:, 5:25]}
+    x, bias, dy = torch.randn(3, 7, 20), torch.randn(30), torch.randn(3, 7, 30)
+    found = []
+    for function in (nn.functional.linear, lean.linear):
+        inputs = [tensor.detach().requires_grad_() for tensor in (x, weights[weight], bias)]
+        y = function(*inputs)
+        found.append([y, *torch.autograd.grad(y, inputs, dy)])
+    for one, other in zip(*found, strict=True):
+        assert one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
+
+
+def test_oneDNN_is_asked_where_torch_has_it(monkeypatch):
+    """A training step is a fifth faster with it: a torch that renames the operation should be noticed."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip('this torch is built without oneDNN')
+    asked = []
+    kernel = lean.find_kernel()
+    monkeypatch.setattr(lean, 'KERNEL', lambda *args: (asked.append(args), kernel(*args))[1])
+    decoder = decoder_of(ATTENTIVE)
+    predictions, *_ = lean_forward(decoder, *batch_of(LENGTHS[0]))
+    forward = len(asked)
+    predictions.data.sum().backward()
+    steps = max(LENGTHS[0]) - 1
+    assert forward == 3 + 2 * steps and len(asked) - forward >= 2 * steps
+
+
+@pytest.mark.parametrize('label_smoothing', [0.0, 0.2])
+def test_cross_entropy_is_torchs(label_smoothing):
+    torch.manual_seed(0)
+    scores, targets = 5 * torch.randn(50, 13, dtype=torch.float64), torch.randint(0, 13, (50,))
+    found = []
+    for function in (functools.partial(nn.functional.cross_entropy, reduction='sum'), lean.cross_entropy):
+        own = scores.clone().requires_grad_()
+        loss = function(own, targets, label_smoothing=label_smoothing)
+        (3 * loss).backward()
+        found.append((loss.detach(), own.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    again = lean.cross_entropy(scores.clone().requires_grad_(), targets, label_smoothing)
+    again.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        again.backward()
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_loss_is_the_same(kind):
     decoder, batch = decoder_of(kind), batch_of(LENGTHS[0])
@@ -113,10 +165,12 @@ def test_loss_is_the_same(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_dropout_is_on_h_before_fc_in_training_only(kind):
+def test_dropout_is_on_h_before_fc_in_training_only(kind, monkeypatch):
     decoder, batch = decoder_of(kind, dropout=0.4), batch_of([5] * 400)
     given = []
-    decoder.fc.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    linear = lean.linear
+    monkeypatch.setattr(lean, 'linear', lambda x, weight, bias: (
+        given.append(x) if weight is decoder.fc.weight else None, linear(x, weight, bias))[1])
     lean_forward(decoder, *batch)
     decoder.eval()
     lean_forward(decoder, *batch)
