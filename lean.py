@@ -345,7 +345,7 @@ class AttentiveLSTM(torch.autograd.Function):
         d_bias = d_product[:, :a + e].sum(dim=0)
         d_words = d_product[:, a + e:]
         d_from_h = d_product.to(low).T @ before.to(low)
-        d_W_z = d_words.to(low).T @ (beta * z).to(low)
+        d_W_z = product(d_words.to(low).T, (beta * z).to(low).T)
         return d_pictures, d_keys, d_words, d_h, d_c, d_from_h, d_bias, d_w.to(low), d_W_z, None, None
 
 
