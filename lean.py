@@ -66,11 +66,12 @@ class Linear(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
-        return product(dy, weight.T) if ctx.needs_input_grad[0] else None, dy.T @ x, dy.sum(dim=0)
+        (x, weight), (of_x, of_weight, of_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        return (product(dy, weight.T) if of_x else None, dy.T @ x if of_weight else None,
+                dy.sum(dim=0) if of_bias else None)
 
 
-def linear(x, weight, bias):
+def linear(x, weight, bias=None):
     """``nn.functional.linear`` by the faster of torch's two libraries.
 
     :param x: (..., inputs)

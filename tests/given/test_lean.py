@@ -120,6 +120,9 @@ def test_products_are_those_of_nn_linear(kernel, weight, monkeypatch):
         found.append([y, *torch.autograd.grad(y, inputs, dy)])
     for one, other in zip(*found, strict=True):
         assert one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
+    without = weights[weight].detach().requires_grad_()
+    lean.linear(x, without).sum().backward()
+    assert torch.allclose(without.grad, x.detach().sum(dim=(0, 1)).expand_as(without), atol=1e-5)
 
 
 def test_oneDNN_is_asked_where_torch_has_it(monkeypatch):
