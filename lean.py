@@ -113,7 +113,10 @@ def cross_entropy(scores, targets, label_smoothing=0.0):
     :param scores: (words, vocab_size)
     :param targets: (words,)
     :return: 0-dim tensor
+    :raises ValueError: another number of rows than of targets
     """
+    if len(scores) != len(targets):
+        raise ValueError(f'Expected input batch_size ({len(scores)}) to match target batch_size ({len(targets)}).')
     return CrossEntropy.apply(scores, targets, label_smoothing)
 
 

@@ -152,6 +152,8 @@ def test_cross_entropy_is_torchs(label_smoothing):
         found.append((loss.detach(), own.grad))
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
+    with pytest.raises(ValueError, match=r'batch_size \(50\) to match target batch_size \(49\)'):
+        lean.cross_entropy(scores, targets[1:])
     again = lean.cross_entropy(scores.clone().requires_grad_(), targets, label_smoothing)
     again.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
