@@ -10,8 +10,8 @@ A loop over words as in ``models.py`` repeats much that is the same for all of t
 - what all pixels share is left out of their scores, since softmax takes it out again;
 - the gradient is written out (backpropagation through time), so that each weight's gradient is one matrix product over
   all words instead of a sum of one per word;
-- on a CPU the products are oneDNN's where that is faster, and the gradient of the loss needs one tensor of the
-  vocabulary's width.
+- on a CPU, in single precision, the products are oneDNN's, and the gradient of the loss is written over what the loss
+  itself needs.
 
 The results are those of the textbook loop (``tests/given/test_lean.py``: outputs and gradients within 1e-5). ``train``
 uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for any other.
@@ -72,9 +72,11 @@ class Linear(torch.autograd.Function):
 
 
 def linear(x, weight, bias=None):
-    """``nn.functional.linear`` by the faster of torch's two libraries.
+    """``nn.functional.linear`` by oneDNN, see :func:`product`.
 
     :param x: (..., inputs)
+    :param weight: (outputs, inputs)
+    :return: (..., outputs)
     """
     if torch.is_autocast_enabled(x.device.type):
         return nn.functional.linear(x, weight, bias)

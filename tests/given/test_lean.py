@@ -126,7 +126,7 @@ def test_products_are_those_of_nn_linear(kernel, weight, monkeypatch):
 
 
 def test_oneDNN_is_asked_where_torch_has_it(monkeypatch):
-    """A training step is a fifth faster with it: a torch that renames the operation should be noticed."""
+    """A training step takes a sixth less with it: a torch that renames the operation should be noticed."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip('this torch is built without oneDNN')
     asked = []
