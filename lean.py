@@ -18,6 +18,7 @@ uses this only for a decoder to which :func:`objection` has none, and your own `
 """
 
 import copy
+import functools
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 TOLERANCE = 1e-4  # relative, in single precision
 
 
+@functools.cache  # at the first product, not on import: what is to be forked must not have run threads
 def find_kernel():
     """oneDNN's x W^T + b, which torch has beside MKL's; None where it is missing, or does not do what it did.
 
@@ -40,19 +42,18 @@ def find_kernel():
     return kernel if same else None
 
 
-KERNEL = find_kernel()
-
-
 def product(x, weight, bias=None):
     """x W^T + b, without a gradient.
 
     :param x: (n, inputs)
     :param weight: (outputs, inputs), contiguous or the transpose of what is: for a slice oneDNN has no fast way
+    :param bias: (outputs,) or None
+    :return: (n, outputs)
     """
-    if (KERNEL is None or x.device.type != 'cpu' or not x.dtype == weight.dtype == torch.float32
-            or not (weight.is_contiguous() or weight.T.is_contiguous())):
-        return nn.functional.linear(x, weight, bias)
-    return KERNEL(x, weight, bias, 'none', [], '')
+    fast = (x.device.type == 'cpu' and x.dtype == weight.dtype == torch.float32
+            and (weight.is_contiguous() or weight.T.is_contiguous()))
+    kernel = find_kernel() if fast else None
+    return kernel(x, weight, bias, 'none', [], '') if kernel else nn.functional.linear(x, weight, bias)
 
 
 class Linear(torch.autograd.Function):

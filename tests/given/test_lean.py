@@ -108,7 +108,7 @@ def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
 @pytest.mark.parametrize('weight', ['contiguous', 'transposed', 'slice'])
 def test_products_are_those_of_nn_linear(kernel, weight, monkeypatch):
     if kernel == 'missing':
-        monkeypatch.setattr(lean, 'KERNEL', None)
+        monkeypatch.setattr(lean, 'find_kernel', lambda: None)
     torch.manual_seed(0)
     weights = {'contiguous': torch.randn(30, 20), 'transposed': torch.randn(20, 30).T,
                'slice': torch.randn(30, 28)[:, 5:25]}
@@ -131,7 +131,7 @@ def test_oneDNN_is_asked_where_torch_has_it(monkeypatch):
         pytest.skip('this torch is built without oneDNN')
     asked = []
     kernel = lean.find_kernel()
-    monkeypatch.setattr(lean, 'KERNEL', lambda *args: (asked.append(args), kernel(*args))[1])
+    monkeypatch.setattr(lean, 'find_kernel', lambda: lambda *args: (asked.append(args), kernel(*args))[1])
     decoder = decoder_of(ATTENTIVE)
     predictions, *_ = lean_forward(decoder, *batch_of(LENGTHS[0]))
     forward = len(asked)
