@@ -59,6 +59,7 @@ DEFAULTS = dict(
     decoder_dim=512,                # length of the LSTM's states
     dropout=0.5,                    # on the hidden state, before the vocabulary layer
     embed_dropout=0.0,              # on the word vectors, in training
+    feature_dropout=0.0,            # on the encoder's features: whole channels of a picture, in training
     word_vectors=None,              # trained ones: a text file of GloVe, word2vec or fastText, embed_dim numbers a word
     tune_word_vectors=True,         # train them on, or keep them as they are
     # training
@@ -134,7 +135,7 @@ def check_settings(cfg):
     for name in ('encoder_lr', 'decoder_lr'):
         require(name, (int, float), lambda v: 0 < v < math.inf, 'a number above 0')
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
-    for name in ('dropout', 'embed_dropout', 'label_smoothing'):
+    for name in ('dropout', 'embed_dropout', 'feature_dropout', 'label_smoothing'):
         require(name, (int, float), lambda v: 0 <= v < 1, 'a number from 0 to below 1')
     require('weight_decay', (int, float), lambda v: 0 <= v < math.inf, 'a number of at least 0')
     for name, most, wanted in (('alpha_c', math.inf, 'a number of at least 0'),
@@ -518,12 +519,15 @@ def validate(model, dataset):
 def encode(model, images):
     """A batch of uint8 images, or of native grids from ``features.encode_images``, to the decoder's input.
 
-    :return: (batch_size, h, w, encoder_dim) float
+    :return: (batch_size, h, w, encoder_dim) float; in training, some channels of each are 0 (``feature_dropout``)
     """
     images = images.to(model.settings['device'], non_blocking=True)
-    if images.dtype == torch.uint8:
-        return model.encoder(images)
-    return model.encoder.resize(images.float())
+    features = model.encoder(images) if images.dtype == torch.uint8 else model.encoder.resize(images.float())
+    share = model.settings.get('feature_dropout')  # unknown to checkpoints from before
+    if share and model.encoder.training:
+        # neighbouring cells see nearly the same, so a channel goes from all of them (Tompson et al. 2015, 1411.4280)
+        features = features * nn.functional.dropout(features.new_ones(len(features), 1, 1, features.shape[-1]), share)
+    return features
 
 
 def decode(model, batch):

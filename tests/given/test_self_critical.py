@@ -97,6 +97,23 @@ def test_dropout_where_it_learns(trained, model, tmp_path, monkeypatch):
         seen.clear()
 
 
+def test_what_is_drawn_and_what_is_learned_see_the_same_features(trained, tmp_path, monkeypatch):
+    """Then the gradient is that of eq. 5, for pictures of which some channels are hidden."""
+    cfg, start = trained
+    drawn, learned = [], []
+    monkeypatch.setattr(self_critical, 'sample_search', lambda decoder, encoder_out, *args, **options: drawn.append(
+        encoder_out) or sample_search(decoder, encoder_out, *args, **options))
+    monkeypatch.setattr(self_critical, 'log_probabilities', lambda model, encoder_out, *args: learned.append(
+        encoder_out) or log_probabilities(model, encoder_out, *args))
+    train({**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'feature_dropout': 0.4,
+           'output_folder': str(tmp_path)})
+    assert len(drawn) == len(learned) > 0
+    for one, other in zip(drawn, learned, strict=True):
+        assert torch.equal(one, other)
+        gone = (one == 0).all(dim=2).all(dim=1).double().mean().item()
+        assert 0.2 < gone < 0.7
+
+
 def test_a_decoder_that_drops_word_vectors_and_feeds_its_own_words(trained, model, tmp_path, monkeypatch):
     """Neither in the block: the probabilities are those of the draw."""
     cfg, start = trained

@@ -2,6 +2,7 @@
 a second phase that fine-tunes the encoder; and ensembles of what was trained."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,29 @@ def test_dropout_on_embeddings_is_on_in_training_only(tiny_cfg, monkeypatch, lea
     assert shares[False] and max(shares[False]) == 0
 
 
+@pytest.mark.parametrize('how', [{}, {'lean': False}, {'cache_features': False}, {'fine_tune_encoder': True}])
+def test_feature_dropout_takes_channels_from_whole_pictures_in_training_only(tiny_cfg, monkeypatch, how):
+    shares, real = {True: [], False: []}, solver.encode
+
+    def encode(model, images):
+        out, training = real(model, images), model.encoder.training
+        all_there = real(replace(model, settings={**model.settings, 'feature_dropout': 0.0}), images)
+        gone = (out == 0).all(dim=2).all(dim=1)
+        expected = torch.where(gone[:, None, None], 0.0, all_there / 0.75)
+        assert torch.allclose(out, expected if training else all_there)
+        says = all_there.any(dim=2).any(dim=1)  # some channels are 0 anyway
+        shares[training].append((gone & says).sum().item() / says.sum().item())
+        return out
+
+    monkeypatch.setattr(solver, 'encode', encode)
+    train({**tiny_cfg, 'feature_dropout': 0.25, 'epochs': 2, **how})
+    assert sum(shares[True]) / len(shares[True]) == pytest.approx(0.25, abs=0.03)
+    assert shares[False] and max(shares[False]) == 0
+
+
 @pytest.mark.parametrize(('name', 'value'), [
-    ('embed_dropout', 1), ('label_smoothing', -0.1), ('label_smoothing', None), ('weight_decay', -1),
+    ('embed_dropout', 1), ('feature_dropout', 1), ('feature_dropout', None),
+    ('label_smoothing', -0.1), ('label_smoothing', None), ('weight_decay', -1),
     ('decoder_options', None), ('decoder_options', {1: 2}), ('tune_word_vectors', 1), ('word_vectors', 3),
     ('start_from', 3)])
 def test_impossible_values(name, value):
