@@ -38,18 +38,19 @@ class CiderD:
         self.references_of = np.bincount(self.image_of)
         caption, key, count, self.lengths = self._count(captions)
 
-        image = self.image_of[caption]
         self.known, dense = np.unique(key, return_inverse=True)  # every n-gram of the references
-        with_it = np.unique(dense * len(references) + image) // len(references)
-        self.log_images = np.log(len(references))
-        self.idf = self.log_images - np.log(np.bincount(with_it, minlength=len(self.known)))
+        # the n-grams of each image's references, in the order of (image, n-gram), to look them up
+        place = self.image_of[caption] * len(self.known) + dense
+        order = np.argsort(place, kind='stable')
+        place = place[order]
+        self.first = np.flatnonzero(_changes(place))
+        self.places, self.many = place[self.first], np.diff(np.append(self.first, len(place)))
 
+        self.log_images = np.log(len(references))
+        images_with = np.bincount(self.places % len(self.known), minlength=len(self.known))
+        self.idf = self.log_images - np.log(images_with)
         weight = count * self.idf[dense]
         self.norms = _norms(caption, key, weight, len(captions))
-        # the n-grams of each image's references, in the order of (image, n-gram), to look them up
-        place = image * len(self.known) + dense
-        order = np.argsort(place, kind='stable')
-        self.places, self.first, self.many = np.unique(place[order], return_index=True, return_counts=True)
         self.of_reference, self.weight = caption[order], weight[order]
 
     def scores(self, images, captions):
@@ -130,15 +131,20 @@ class CiderD:
         keys, owners = np.concatenate(keys), np.concatenate(owners)
         order = np.lexsort((keys, owners))
         keys, owners = keys[order], owners[order]
-        new = np.ones(len(keys), dtype=bool)
-        new[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
-        starts = np.flatnonzero(new)
+        starts = np.flatnonzero(_changes(keys) | _changes(owners))
         return owners[starts], keys[starts], np.diff(np.append(starts, len(keys))), np.maximum(sizes - 1, 0)
 
 
 def _order(key):
     """n - 1 of the n-grams with these numbers."""
     return sum((key >> np.uint64(BITS * n) > 0).astype(np.int64) for n in range(1, N))
+
+
+def _changes(values):
+    """Where a value is another than the one before it; the first one is."""
+    new = np.ones(len(values), dtype=bool)
+    new[1:] = values[1:] != values[:-1]
+    return new
 
 
 def _norms(caption, key, weight, captions):

@@ -255,6 +255,9 @@ def train(cfg, encoder=None):
     if progress['epoch'] >= cfg['epochs']:
         processes.say(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
 
+    by_score = None
+    if cfg['self_critical']:
+        by_score = SelfCritical(train_data.references, cfg['samples'], cfg['self_critical'], cfg['samples_dropout'])
     aim = 'CIDEr' if cfg['self_critical'] else 'BLEU-4'
     for epoch in range(progress['epoch'] + 1, cfg['epochs'] + 1):
         idle = progress['epochs_since_improvement']
@@ -268,7 +271,7 @@ def train(cfg, encoder=None):
             processes.say(f"No better {aim} for {idle} epochs: learning rate {group['lr']:.2e}.")
 
         start = time.perf_counter()
-        train_scores = train_epoch(model, train_data, optimizers, epoch)
+        train_scores = train_epoch(model, train_data, optimizers, epoch, by_score)
         val_scores = validate(model, val_data)
         seconds = time.perf_counter() - start
         processes.say(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
@@ -370,9 +373,10 @@ def compile_encoder(model, dataset):
         model.encoder.native_grid = compiled
 
 
-def train_epoch(model, dataset, optimizers, epoch):
+def train_epoch(model, dataset, optimizers, epoch, by_score=None):
     """One pass over the training captions.
 
+    :param by_score: ``self_critical.SelfCritical`` on the training set, if the decoder learns from its own captions
     :return: dict with the mean ``loss`` per word and the ``top5`` accuracy in percent
     :raises FloatingPointError: the loss is not a number any more
     """
@@ -392,11 +396,9 @@ def train_epoch(model, dataset, optimizers, epoch):
     model.decoder.teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
     alpha_c = in_epoch(cfg['alpha_c'], epoch, cfg['epochs'])
     losses, top5, step = AverageMeter(), AverageMeter(), 0
-    if cfg['self_critical']:
-        by_score = SelfCritical(dataset.references, cfg['samples'], cfg['self_critical'], cfg['samples_dropout'])
     bar = processes.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for batch in bar:
-        if cfg['self_critical']:
+        if by_score:
             loss, shown = reward_loss(model, batch, by_score, dataset.cpi)
             losses.update(shown * batch.of_captions / len(batch.numbers), len(batch.numbers))
         else:
