@@ -6,6 +6,7 @@ and any module of your own.
 """
 
 import importlib.util
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +157,7 @@ def _load_state(model, path):
     except FileNotFoundError:
         raise ValueError(f'encoder weights: no file {path}') from None
     except Exception as error:  # torch reports a wrong file in many ways
-        reason = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
+        reason = textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 150)
         raise ValueError(f'encoder weights: {path} does not fit {type(model).__name__}: {reason}') from error
 
 
