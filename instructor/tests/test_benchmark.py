@@ -2,6 +2,8 @@
 
 import functools
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -101,3 +103,30 @@ def test_unknown_part(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         bench.main()
     assert 'unknown part everything; known are preparing, ' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_of_the_size_of_coco(tmp_path, stream):
+    """The whole way of a training, at other sizes; nothing but the table is left."""
+    given = ['--pictures=30', '--others=7', '--words=40', '--encoder=resnet18', '--epochs=1', '--batch-size=50',
+             f'--output-folder={tmp_path / "out"}', f'--build={tmp_path / "build"}', '--device=cpu']
+    ran = subprocess.run([sys.executable, '-m', 'benchmarks.coco', *given, *['--stream'] * stream], cwd=bench.ROOT,
+                         capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert {path.name for path in (tmp_path / 'out').iterdir()} == {'coco.json', 'coco.md'}
+    table = (tmp_path / 'out' / 'coco.md').read_text()
+    assert table in ran.stdout and ('streamed' if stream else 'held') in table
+    rows = {what: (value, unit, of_all) for what, value, unit, of_all in
+            json.loads((tmp_path / 'out' / 'coco.json').read_text())['rows']}
+    assert len(rows) == 9 and all(value > 0 for value, *_ in rows.values())
+    seconds, _, of_all = rows['an epoch of 150 captions, the best of 1']
+    assert of_all == pytest.approx(seconds * 113_287 / 30)
+    assert rows['captions'][0] == pytest.approx(150 / seconds)
+
+
+def test_too_little_disk_space(tmp_path):
+    ran = subprocess.run([sys.executable, '-m', 'benchmarks.coco', '--pictures=1000000000',
+                          f'--output-folder={tmp_path}', f'--build={tmp_path / "build"}'], cwd=bench.ROOT,
+                         capture_output=True, text=True)
+    assert ran.returncode == 2 and 'take fewer --pictures' in ran.stderr
+    assert not list(tmp_path.glob('*.*'))
