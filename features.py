@@ -46,6 +46,7 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     :param mirror: encode the mirror images, into a file of their own
     :return: path of the file; dataset ``features`` (images, h, w, encoder_dim) float16
     :raises OSError: too little disk space, or a folder that not all processes see
+    :raises ValueError: features beyond what half precision can hold, as random weights may give
     """
     dataset = CaptionDataset(data_folder, data_name, split)
     with h5py.File(dataset.images_path) as file:
@@ -66,7 +67,7 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
         try:
             _encode(encoder, dataset, device, batch_size, workers, mirror, part, own,
                     rows.tensor_split(processes.count())[processes.rank()], grid)
-        except OSError:  # the disk is full after all, or has gone
+        except (OSError, ValueError):  # the disk is full after all or has gone; or these features can't be kept
             part.unlink(missing_ok=True)
             raise
         finally:
@@ -123,7 +124,12 @@ def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progres
         try:
             for images, *_ in loader:
                 images = images.to(device, non_blocking=True)
-                grids = encoder.native_grid(images.flip(3) if mirror else images).half().cpu().contiguous()
+                grids = encoder.native_grid(images.flip(3) if mirror else images).half()
+                if not grids.isfinite().all():
+                    raise ValueError(f'the encoder gives numbers for {dataset.split.lower()} images '
+                                     f'{rows[done]} to {rows[done + len(images) - 1]} that half precision cannot hold: '
+                                     'take trained encoder_weights, or set cache_features=False')
+                grids = grids.cpu().contiguous()
                 for row, pixels in zip(rows[done:], grids.numpy(), strict=False):
                     file.seek(first + row * row_bytes)
                     file.write(pixels.tobytes())

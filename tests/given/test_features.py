@@ -205,6 +205,15 @@ def test_a_full_disk_leaves_nothing(data, monkeypatch):
     assert left_behind(data[0]) == []
 
 
+def test_features_beyond_half_precision(data):
+    encoder = patches().eval()
+    with torch.no_grad():
+        encoder.stages[0].conv.bias += 1e5
+    with pytest.raises(ValueError, match='for val images 0 to 3 that half precision .* set cache_features=False'):
+        encode_images(encoder, *data, 'VAL', batch_size=4)
+    assert left_behind(data[0]) == []
+
+
 def test_mirror_images_have_a_file_of_their_own(data):
     encoder = patches()
     plain, mirrored = (encode_images(encoder, *data, 'VAL', mirror=mirror) for mirror in (False, True))
