@@ -3,9 +3,12 @@
 import builtins
 import json
 import shutil
+from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
+import coco_metrics
 from cider import CiderD
 from coco_metrics import NAMES, coco_scores, image_ids, write_coco_files
 
@@ -41,6 +44,36 @@ def test_what_cannot_be_had_is_said(monkeypatch):
     scores = coco_scores(REFERENCES, CAPTIONS, spice=True, say=said.append)
     assert list(scores) == ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'ROUGE-L', 'CIDEr']
     assert said == [f'{name} is left out: it runs in Java, which is not here' for name in ('METEOR', 'SPICE')]
+
+
+@pytest.mark.parametrize('offline', [False, True])
+def test_spice(monkeypatch, offline):
+    """All but its jar, whose parser is a download of 400 MB: what it is given, and what becomes of its answer."""
+    spice = pytest.importorskip('pycocoevalcap.spice.spice')
+    asked, said, of_images = [], [], [0.5, 0.1, 0.3]
+
+    def download():
+        if offline:
+            raise URLError('no internet')
+
+    def java(command, cwd):
+        asked.extend(json.loads(Path(command[4]).read_text()))
+        answer = [dict(image_id=one['image_id'], scores=dict(All=dict(f=f)))
+                  for one, f in zip(asked, of_images, strict=True)]
+        Path(command[command.index('-out') + 1]).write_text(json.dumps(answer))
+
+    monkeypatch.setattr(spice, 'get_stanford_models', download)
+    monkeypatch.setattr(spice.subprocess, 'check_call', java)
+    monkeypatch.setattr(shutil, 'which', lambda name: name)
+    monkeypatch.setattr(coco_metrics, '_meteor', lambda *_: 0.0)
+    scores = coco_scores(REFERENCES, CAPTIONS, spice=True, say=said.append)
+    if offline:
+        assert 'SPICE' not in scores and 'SPICE is left out: URLError: <urlopen error no internet>' in said
+        return
+    assert scores['SPICE'] == pytest.approx(0.3) and list(scores)[-1] == 'SPICE'
+    assert [(one['test'], one['refs']) for one in asked] == [
+        (' '.join(caption), [' '.join(words) for words in those])
+        for caption, those in zip(CAPTIONS, REFERENCES, strict=True)]
 
 
 def test_without_the_package(monkeypatch):
