@@ -123,7 +123,7 @@ def measure(folder, args):
     rows.append((f'validation on {args.others:,} pictures', min(one['seconds'] - other for one, other in
                                                                 zip(history, epochs, strict=True)), 's', None))
 
-    model = checkpoints.load_model(checkpoints.checkpoint_paths(model_settings(cfg))[0], args.device)
+    model = checkpoints.load_model(checkpoints.checkpoint_paths({**solver.DEFAULTS, **cfg})[0], args.device)
     result = evaluate(model, 'TEST', (1, 3, 5), batch_size=args.search_batch)
     length = np.mean([len(one['caption']) for one in result['captions']])
     for score in result['scores']:
@@ -133,11 +133,6 @@ def measure(folder, args):
     if args.device.startswith('cuda'):
         rows.append(('of the GPU', torch.cuda.max_memory_allocated() / 1e9, 'GB', None))
     return rows
-
-
-def model_settings(cfg):
-    import solver
-    return {**solver.DEFAULTS, **cfg}
 
 
 def peak_memory():
