@@ -528,7 +528,7 @@ def encode(model, images):
     share = model.settings.get('feature_dropout')  # unknown to checkpoints from before
     if share and model.encoder.training:
         # neighbouring cells see nearly the same, so a channel goes from all of them (Tompson et al. 2015, 1411.4280)
-        features = features * nn.functional.dropout(features.new_ones(len(features), 1, 1, features.shape[-1]), share)
+        features = nn.functional.dropout2d(features.permute(0, 3, 1, 2), share).permute(0, 2, 3, 1)
     return features
 
 
