@@ -29,6 +29,8 @@ def write_split(folder, split, pictures, words, rng):
 
     Captions are as long as COCO's (10.5 words on average, standard deviation 2.4) and their words as unequally frequent
     as a language's (the i-th with probability 1 / i); they have nothing to do with the pictures.
+
+    :param pictures: how many; ``words``: list of the vocabulary's words; ``rng``: numpy's random generator
     """
     import row_file
     lengths = rng.normal(10.5, 2.4, (pictures, PER_PICTURE)).round().clip(6, 40).astype(int)
@@ -49,7 +51,7 @@ def write_split(folder, split, pictures, words, rng):
 
 
 def write_features(folder, split, pictures, encoder, rng):
-    """The file that ``features.encode_images`` would leave: random grids of the encoder's shape, none below 0."""
+    """The file that ``features.encode_images`` would leave: (pictures, h, w, encoder_dim) at random, none below 0."""
     import row_file
     from features import encoder_digest
     grid = encoder.native_grid(torch.zeros(1, 3, 256, 256)).shape[1:]
@@ -61,7 +63,6 @@ def write_features(folder, split, pictures, encoder, rng):
     with row_file.open_rows(path, 'features') as file:
         for start in range(0, pictures, len(block)):
             file.write(block[:pictures - start].tobytes())
-    return path
 
 
 def measure(folder, args):
