@@ -7,6 +7,9 @@ time. What cannot be had is left out of the scores, and one line says why.
 import json
 import re
 import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 from utils import atomic_path
 
@@ -18,7 +21,7 @@ def coco_scores(references, captions, spice=False, say=print):
 
     :param references: per image a list of reference captions, each a list of words
     :param captions: per image a list of words
-    :param spice: SPICE as well; it takes a second or two per image
+    :param spice: SPICE as well, to three decimals; it parses every caption and reference, which takes its time
     :param say: what is left out, and why, is said by this function
     :return: dict name -> score, 0 to 1 (CIDEr, which is CIDEr-D: 0 to 10), in the order of ``NAMES``
     :raises ValueError: not one caption per image
@@ -55,8 +58,24 @@ def _meteor(truth, found):
 
 
 def _spice(truth, found):
-    from pycocoevalcap.spice.spice import Spice
-    return Spice().compute_score(truth, found)[0]
+    """SPICE's program as pycocoevalcap has it, but without its cache and its file of scores.
+
+    Both need what newer Javas refuse (seen with 17: the cache looks into private fields of Java's own classes, the file
+    is written by a JavaScript that Java no longer has). The mean is printed as well, which needs neither.
+    """
+    from pycocoevalcap.spice import spice
+    spice.get_stanford_models()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'captions.json'
+        path.write_text(json.dumps([dict(image_id=i, test=found[i][0], refs=truth[i]) for i in truth]))
+        run = subprocess.run(['java', '-Xmx8G', '-Duser.language=en', '-jar', spice.SPICE_JAR, str(path)],
+                             cwd=Path(spice.__file__).parent, capture_output=True, text=True)
+    score = re.search(r'f-score:\s*(\S+) \(SPICE metric\)', run.stdout)
+    if run.returncode or not score:
+        lines = [line.strip() for line in (run.stderr + run.stdout).splitlines()]
+        raise RuntimeError(next((line for line in lines if re.search('error:|exception', line, re.IGNORECASE)),
+                                f'java ended with {run.returncode}'))
+    return float(score[1])
 
 
 def image_ids(names):
