@@ -22,7 +22,7 @@ class CiderD:
     """Scores captions against the references of one set of images.
 
     :param references: per image a list of reference captions, each a list of words
-    :raises ValueError: no images, an image without references, or more than 65,535 different words
+    :raises ValueError: no images, an image without references, no word in any, or over 65,535 different ones
     """
 
     def __init__(self, references):
@@ -30,6 +30,8 @@ class CiderD:
             raise ValueError('CIDEr-D needs at least one reference caption for each image')
         self.words = {word: number for number, word in enumerate(
             sorted({word for those in references for caption in those for word in caption}), 1)}
+        if not self.words:
+            raise ValueError('CIDEr-D needs references with words; these are all empty')
         if len(self.words) >= 2 ** BITS:
             raise ValueError(f'CIDEr-D is written for up to {2 ** BITS - 1:,} different words; these references have '
                              f'{len(self.words):,}')

@@ -1,4 +1,4 @@
-"""Captions by beam search: for a test set with its BLEU, or for one picture with its attention maps.
+"""Captions by beam search: for a test set with its scores, or for one picture with its attention maps.
 
 From a command line, ``python evaluate.py runs/shapes Attention`` leaves the ``test_Attention.json`` that ``test.ipynb``
 does; ``torchrun --nproc_per_node 4 evaluate.py ...`` shares the pictures among four processes.
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Subset
 import processes
 from beam_search import beam_search
 from checkpoints import load_models
+from cider import CiderD
 from datasets import CaptionDataset
 from images import load_image
 from metrics import bleu
@@ -52,25 +53,26 @@ def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, d
 
 
 def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options):
-    """BLEU-1 to 4 of a split for several beam sizes.
+    """BLEU-1 to 4 and CIDEr-D of a split for several beam sizes.
 
     :param model: :class:`checkpoints.CaptionModel`
     :param history: of the whole training, for best_epoch, epochs and train_seconds; a best checkpoint's own history
         ends at the best epoch
     :param options: as for :func:`caption_split`
     :return: dict that JSON can hold: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, seconds), captions (of the middle beam size, without
-        alphas), captions_beam_size
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds), captions (of the middle beam size,
+        without alphas), captions_beam_size
     """
     scores, by_beam = [], {}
     # the encoder sees the pictures now, so that the seconds below are those of the search
-    caption_dataset(model, split, options.get('data_folder'), options.get('data_name'))
+    dataset = caption_dataset(model, split, options.get('data_folder'), options.get('data_name'))
+    cider = CiderD(dataset.references)
     for beam_size in beam_sizes:
         start = time.perf_counter()
         by_beam[beam_size] = captions = caption_split(model, split, beam_size, **options)
-        seconds = time.perf_counter() - start
-        scores.append({'beam_size': beam_size, 'seconds': seconds, **bleu(
-            [c['references'] for c in captions], [c['caption'] for c in captions])})
+        seconds, said = time.perf_counter() - start, [c['caption'] for c in captions]
+        scores.append({'beam_size': beam_size, 'seconds': seconds, **bleu(dataset.references, said),
+                       'CIDEr-D': cider.score(said)})
     shown = beam_sizes[len(beam_sizes) // 2]
     history = model.history if history is None else history
     return {
@@ -121,7 +123,7 @@ def _caption(model, hypothesis, grid):
 
 
 def main():
-    parser = argparse.ArgumentParser(description='BLEU-1 to 4 of trained decoders on a test split.')
+    parser = argparse.ArgumentParser(description='BLEU-1 to 4 and CIDEr-D of trained decoders on a test split.')
     parser.add_argument('run_folder', type=Path, help='where the training left its checkpoints')
     parser.add_argument('decoders', nargs='+', help='NoAttention, Attention, or the class of a decoder of your own')
     parser.add_argument('--split', default='TEST', choices=['TEST', 'VAL'])
@@ -135,7 +137,8 @@ def main():
                           history=json.loads(history.read_text()) if history.exists() else None)
         for row in result['scores']:
             processes.say(f"{name}, beam {row['beam_size']}: " + ', '.join(
-                f'BLEU-{n} {row[f"BLEU-{n}"]:.3f}' for n in (1, 2, 3, 4)) + f"  ({row['seconds']:.1f} s)")
+                f'{metric} {row[metric]:.3f}' for metric in ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D'))
+                + f"  ({row['seconds']:.1f} s)")
         if processes.rank() == 0:
             with atomic_path(args.run_folder / f'{args.split.lower()}_{name}.json') as path:
                 path.write_text(json.dumps(result, indent=1))

@@ -117,5 +117,7 @@ def test_fast_enough_for_training(many):
 def test_impossible_references():
     with pytest.raises(ValueError, match='at least one reference caption for each image'):
         CiderD([words('a'), []])
+    with pytest.raises(ValueError, match='all empty'):
+        CiderD([[[]], [[], []]])
     with pytest.raises(ValueError, match='65,535 different words; these references have 70,000'):
         CiderD([[[f'w{i}' for i in range(70_000)]]])

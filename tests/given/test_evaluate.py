@@ -1,4 +1,4 @@
-"""Captions of a split and of one picture, and BLEU over them."""
+"""Captions of a split and of one picture, and the scores over them."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from checkpoints import checkpoint_paths, load_model
+from cider import CiderD
 from create_input_files import create_input_files
 from datasets import CaptionDataset
 from evaluate import caption_image, caption_split, evaluate, find_picture
@@ -97,6 +98,8 @@ def test_evaluate(model):
         captions = caption_split(model, 'TEST', row['beam_size'], max_len=20)
         for name, score in bleu([c['references'] for c in captions], [c['caption'] for c in captions]).items():
             assert row[name] == pytest.approx(score)
+        assert row['CIDEr-D'] == pytest.approx(
+            CiderD([c['references'] for c in captions]).score([c['caption'] for c in captions]))
         assert row['seconds'] > 0
     shown = result['captions']
     assert len(shown) == 6 and 'alphas' not in shown[0]

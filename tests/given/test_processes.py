@@ -154,6 +154,9 @@ def test_train_and_evaluate_from_the_command_line(tiny_cfg):
     expected = caption_split(model, 'TEST', 2)  # 6 pictures among 4 processes
     assert [c['name'] for c in result['captions']] == [c['name'] for c in expected]
     assert [c['caption'] for c in result['captions']] == [c['caption'] for c in expected]
+    score, = result['scores']
+    assert run.stdout.startswith(f"Attention, beam 2: BLEU-1 {score['BLEU-1']:.3f}, ")
+    assert f"CIDEr-D {score['CIDEr-D']:.3f}" in run.stdout
 
 
 def test_a_wrong_setting_on_the_command_line(tiny_cfg):
