@@ -2,13 +2,16 @@
 
 Sizes are those of the original lab on COCO (256 x 256 pictures, ResNet-101, 512 throughout, 9,490 words, 80 captions a
 batch); weights and features are random, captions as long as COCO's. Both ways are timed in turns in one run, the best
-time of each counts, and the table says their ratio. It is left as Markdown and as JSON.
+time of each counts, and the table says their ratio. It is left as Markdown and as JSON. The usual way has a process of
+its own with torch's own settings: large pages of memory (``solver.py``) are the lab's.
 """
 
 import argparse
 import contextlib
 import ctypes
+import functools
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -32,7 +35,8 @@ from solver import caption_loss
 from utils import atomic_path
 
 SIZES = dict(embed_dim=512, decoder_dim=512, vocab_size=9490, encoder_dim=2048)
-ATTENTION_DIM, CAPTIONS, PER_PICTURE, WORDS, BUCKETS = 512, 80, 5, 11, 4
+SMALL = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
+CAPTIONS, PER_PICTURE, WORDS, BUCKETS = 80, 5, 11, 4
 COCO_CAPTIONS = 566_435  # of the 113,287 training pictures
 KINDS = 'soft attention', 'plain LSTM'
 
@@ -41,11 +45,15 @@ class Machine:
     """Where it runs: what a call takes there, in seconds and in memory.
 
     :param device: 'cpu' or 'cuda'
+    :param small: tiny sizes, everything timed once
+    :param usual_ways: connection of :func:`in_another_process`, which times the usual ways; None: they are timed here
     """
 
-    def __init__(self, device):
+    def __init__(self, device, small=False, usual_ways=None):
         self.device = torch.device(device)
         self.cuda = self.device.type == 'cuda'
+        self.small, self.usual_ways = small, usual_ways
+        self.sizes, self.attention_dim = (SMALL, 9) if small else (SIZES, 512)
 
     def precision(self):
         """Of the lab's own way: half where ``bf16`` is the default."""
@@ -68,10 +76,16 @@ class Machine:
         if self.cuda:
             torch.cuda.synchronize()
 
-    def in_turns(self, *functions, rounds=3, repeats=3, before=None):
-        """The best time of each; in a turn it runs some times on end, as it does in a training."""
-        times = [[min(self.seconds(function, before) for _ in range(repeats)) for function in functions]
-                 for _ in range(rounds)]
+    def best(self, function, repeats=3, before=None):
+        """The best time of some on end, as in a training."""
+        return min(self.seconds(function, before) for _ in range(1 if self.small else repeats))
+
+    def in_turns(self, *timed, rounds=3):
+        """The best of each.
+
+        :param timed: functions that return seconds
+        """
+        times = [[function() for function in timed] for _ in range(1 if self.small else rounds)]
         return [min(column) for column in zip(*times, strict=True)]
 
     def peak(self, function):
@@ -93,15 +107,77 @@ class Machine:
     def row(self, what, unit, usual, ours, rounds=3, repeats=3, memory=True, before=None):
         """A row of the table.
 
-        :param usual, ours: (function, how many units it does); ``usual`` may be None
+        :param usual, ours: (function, how many units it does)
         """
-        both = [way for way in (usual, ours) if way]
-        times = self.in_turns(*(function for function, _ in both), rounds=rounds, repeats=repeats, before=before)
-        rates = [count / seconds for seconds, (_, count) in zip(times, both, strict=True)]
-        peaks = [self.peak(function) if memory else None for function, _ in both]
-        if not usual:
-            rates, peaks = [None, *rates], [None, *peaks]
-        return dict(what=what, unit=unit, usual=rates[0], ours=rates[1], usual_mb=peaks[0], ours_mb=peaks[1])
+        (usual, usual_count), (ours, ours_count) = usual, ours
+        ask = self.ask if self.usual_ways else functools.partial(self.answer, usual, repeats, before)
+        usual_s, ours_s = self.in_turns(functools.partial(ask, 'seconds'), lambda: self.best(ours, repeats, before),
+                                        rounds=rounds)
+        usual_mb, ours_mb = (ask('peak'), self.peak(ours)) if memory else (None, None)
+        ask('next row')
+        return dict(what=what, unit=unit, usual=usual_count / usual_s, ours=ours_count / ours_s, usual_mb=usual_mb,
+                    ours_mb=ours_mb)
+
+    def answer(self, usual, repeats, before, question):
+        """What a row asks about its usual way: 'seconds' or 'peak' (MB)."""
+        if question == 'seconds':
+            return self.best(usual, repeats, before)
+        return self.peak(usual) if question == 'peak' else None
+
+    def ask(self, question):
+        """The same of the other process, which then waits for the next question, or goes on to the 'next row'."""
+        self.usual_ways.send(question)
+        return self.usual_ways.recv()
+
+
+class UsualWays(Machine):
+    """The other process's side: of each row it times the usual way when asked, and nothing else.
+
+    :param asked: connection to the process that asks
+    """
+
+    def __init__(self, device, small, asked):
+        super().__init__(device, small)
+        self.asked = asked
+
+    def in_turns(self, *timed, rounds=3):
+        return [1.0] * len(timed)
+
+    def row(self, what, unit, usual, ours, rounds=3, repeats=3, memory=True, before=None):
+        question = None
+        while question != 'next row':
+            question = self.asked.recv()
+            self.asked.send(self.answer(usual[0], repeats, before, question))
+
+
+def time_usual_ways(part, device, small, asked):
+    """What the other process runs: the same part, row by row, until nobody asks any more."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError, BrokenPipeError):
+        for _ in PARTS[part](textbook.reference_models(folder), UsualWays(device, small, asked)):
+            pass
+
+
+@contextlib.contextmanager
+def in_another_process(part, device, small):
+    """The usual ways of a part in a process of its own, by torch's own settings.
+
+    :return: connection to it, see :meth:`Machine.ask`
+    """
+    context = multiprocessing.get_context('spawn')
+    here, there = context.Pipe()
+    process = context.Process(target=time_usual_ways, args=(part, device, small, there), daemon=True)
+    ours = os.environ['THP_MEM_ALLOC_ENABLE']  # set in solver.py
+    os.environ['THP_MEM_ALLOC_ENABLE'] = '0'
+    try:
+        process.start()
+    finally:
+        os.environ['THP_MEM_ALLOC_ENABLE'] = ours
+    there.close()
+    try:
+        yield here
+    finally:
+        here.close()
+        process.join()
 
 
 def _high_water_mark():
@@ -115,16 +191,17 @@ class Setting:
     def __init__(self, models, machine, kind, cells, pictures=CAPTIONS // PER_PICTURE):
         torch.manual_seed(0)
         self.machine = machine
-        decoder = (models.DecoderWithRNN(**SIZES) if kind == 'plain LSTM' else
-                   models.DecoderWithAttention(**SIZES, attention_dim=ATTENTION_DIM))
+        sizes = machine.sizes
+        decoder = (models.DecoderWithRNN(**sizes) if kind == 'plain LSTM' else
+                   models.DecoderWithAttention(**sizes, attention_dim=machine.attention_dim))
         self.decoder = decoder.to(machine.device)
-        self.pictures = torch.randn(pictures, cells, SIZES['encoder_dim']).relu().to(machine.device)
+        self.pictures = torch.randn(pictures, cells, sizes['encoder_dim']).relu().to(machine.device)
         self.image_of = torch.arange(pictures).repeat_interleave(PER_PICTURE)
         count = len(self.image_of)
         # COCO's captions: 10.5 words on average, standard deviation 2.4; <start> and <end> on top
         lengths = (torch.randn(BUCKETS, count) * 2.4 + 10.5).round().clamp(6, 40).long() + 2
         self.lengths, self.buckets = lengths[0], lengths.flatten().sort().values.view(BUCKETS, count)
-        self.captions = torch.randint(1, SIZES['vocab_size'] - 4, (count, 52)).to(machine.device)
+        self.captions = torch.randint(1, sizes['vocab_size'] - 4, (count, 52)).to(machine.device)
         parameters = list(self.decoder.parameters())
         self.plain_adam = torch.optim.Adam(parameters, lr=4e-4)
         self.fused_adam = torch.optim.Adam(parameters, lr=4e-4, fused=True)
@@ -174,19 +251,20 @@ def training(models, machine):
                           'captions', usual, (native.lean_step, CAPTIONS))
     setting = Setting(models, machine, 'soft attention', 64)
     with machine.precision():
-        a, b = (torch.randn(2048, 2048, device=machine.device) for _ in range(2))
+        left, right = (torch.randn(2048, 2048, device=machine.device) for _ in range(2))
 
         def product():
             with machine.precision():
-                return a @ b
+                return left @ right
 
-        step, of_machine, of_onednn = machine.in_turns(setting.lean_step, product, lambda: lean.product(a, b))
-    e, d, v, m = (SIZES[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
+        step, of_machine, of_onednn = machine.in_turns(*(functools.partial(machine.best, function) for function in (
+            setting.lean_step, product, lambda: lean.product(left, right))))
+    a, (e, d, v, m) = machine.attention_dim, (
+        machine.sizes[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
     words, pictures, cells = int((setting.lengths - 1).sum()), len(setting.pictures), 64
     # multiplications: forward, gradient of the weights, gradient of the input (which the pictures do not need)
-    per_word = (3 * (d * (ATTENTION_DIM + e + 4 * d) + e * 4 * d + m * 4 * d + d * v)
-                + 2 * 2 * cells * e + 2 * cells * ATTENTION_DIM)
-    rate = 2 * (words * per_word + 2 * pictures * cells * e * ATTENTION_DIM) / step / 1e9
+    per_word = 3 * (d * (a + e + 4 * d) + e * 4 * d + m * 4 * d + d * v) + 2 * 2 * cells * e + 2 * cells * a
+    rate = 2 * (words * per_word + 2 * pictures * cells * e * a) / step / 1e9
     limit = 2 * 2048 ** 3 / of_machine / 1e9
     what = (f"the attention step's matrix products: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s that the machine "
             'has for 2048 × 2048')
@@ -196,12 +274,14 @@ def training(models, machine):
     yield dict(what=what, unit='GFLOP', usual=None, ours=rate, usual_mb=None, ours_mb=None, share=rate / limit)
 
 
-def encoding(models, machine, pictures=8):
+def encoding(models, machine):
     """ResNet-101, an epoch with it frozen and fine-tuned, and the latency of a single caption."""
+    pictures, side = (2, 64) if machine.small else (8, 256)
+    machine.sizes = {**machine.sizes, 'encoder_dim': 2048}
     usual, native = (Setting(models, machine, 'soft attention', cells, pictures) for cells in (196, 64))
     pooled_up = models.Encoder('resnet101', 14, weights=None).to(machine.device)
     encoder = models.Encoder('resnet101', None, weights=None).to(machine.device)
-    images = torch.randint(0, 256, (pictures, 3, 256, 256), dtype=torch.uint8).to(machine.device)
+    images = torch.randint(0, 256, (pictures, 3, side, side), dtype=torch.uint8).to(machine.device)
     grid_of = machine.compiled(encoder.native_grid)
 
     def encode_per_caption():
@@ -248,21 +328,22 @@ def encoding(models, machine, pictures=8):
         module.fine_tune(False)
         never_ending(setting.decoder)
         module.eval()
+    words = word_map(machine)
 
     def usual_caption():
         with torch.no_grad():
             grid = textbook.encode(pooled_up, images[:1])
-            textbook.beam_search(usual.decoder, grid.flatten(1, 2), word_map(), 5, WORDS)
+            textbook.beam_search(usual.decoder, grid.flatten(1, 2), words, 5, WORDS)
 
     def caption():
         with torch.no_grad():
-            beam_search(native.decoder, encoder(images[:1]), word_map(), 5, WORDS)
+            beam_search(native.decoder, encoder(images[:1]), words, 5, WORDS)
 
     yield machine.row('one caption, beam 5, encoder included', 'captions', (usual_caption, 1), (caption, 1))
 
 
-def word_map():
-    v = SIZES['vocab_size']
+def word_map(machine):
+    v = machine.sizes['vocab_size']
     return {'<pad>': 0, **{f'w{i}': i for i in range(1, v - 3)}, '<unk>': v - 3, '<start>': v - 2, '<end>': v - 1}
 
 
@@ -274,6 +355,7 @@ def never_ending(decoder):
 
 
 def searching(models, machine, pictures=32):
+    words = word_map(machine)
     for kind in KINDS:
         setting = Setting(models, machine, kind, 64, pictures)
         never_ending(setting.decoder)
@@ -281,17 +363,18 @@ def searching(models, machine, pictures=32):
             def usual(setting=setting, beam_size=beam_size):
                 for i in range(2):  # of the pictures; each five times, once per caption
                     for _ in range(PER_PICTURE):
-                        textbook.beam_search(setting.decoder, setting.pictures[i:i + 1], word_map(), beam_size, WORDS)
+                        textbook.beam_search(setting.decoder, setting.pictures[i:i + 1], words, beam_size, WORDS)
 
             def ours(setting=setting, beam_size=beam_size):
-                beam_search(setting.decoder, setting.pictures, word_map(), beam_size, WORDS)
+                beam_search(setting.decoder, setting.pictures, words, beam_size, WORDS)
 
             yield machine.row(f'BLEU pass, beam {beam_size}, {kind}: one picture at a time, five times each, against '
                               f'{pictures} at once', 'pictures', (usual, 2), (ours, pictures), rounds=2, repeats=2)
 
 
-def preparing(_, machine, pictures=8000):
+def preparing(_, machine):
     """640 x 480 JPEGs to HDF5."""
+    pictures = 2 if machine.small else 8000
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         rng = np.random.default_rng(0)
@@ -369,6 +452,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('parts', nargs='*', metavar='PART', help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'], help='cuda: with bf16 and torch.compile')
+    parser.add_argument('--small', action='store_true', help='tiny sizes, each once: only to see that it runs')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     args = parser.parse_args()
     chosen = args.parts or list(PARTS)
@@ -377,15 +461,17 @@ def main():
         parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('there is no GPU here that torch can use')
-    machine, rows = Machine(args.device), []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         models = textbook.reference_models(folder)
         for part in tqdm(chosen, desc='benchmark', unit='part'):
-            for row in PARTS[part](models, machine):
-                rows.append(row)
-                tqdm.write(markdown([row]).splitlines()[-1])
+            with (contextlib.nullcontext() if part == 'preparing' else  # which has no tensors
+                  in_another_process(part, args.device, args.small)) as usual_ways:
+                for row in PARTS[part](models, Machine(args.device, args.small, usual_ways)):
+                    rows.append(row)
+                    tqdm.write(markdown([row]).splitlines()[-1])
     about = dict(torch=torch.__version__, threads=torch.get_num_threads(), device=args.device,
-                 gpu=torch.cuda.get_device_name() if machine.cuda else None)
+                 gpu=torch.cuda.get_device_name() if args.device == 'cuda' else None)
     for row in rows:
         if row['what'].startswith('training step, soft attention, 64 cells'):
             about['hours_of_ten_epochs_of_coco'] = {

@@ -1,6 +1,5 @@
 """What the benchmark calls the usual way computes the same as the lab, only slower; and the table comes out."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -68,14 +67,7 @@ def test_textbook_search(models, attends, beam_size):
 
 @pytest.mark.parametrize('part', list(bench.PARTS))
 def test_table(monkeypatch, tmp_path, capsys, part):
-    monkeypatch.setattr(bench, 'SIZES', {**SIZES, 'encoder_dim': 2048 if part == 'encoding' else 6})
-    monkeypatch.setattr(bench, 'ATTENTION_DIM', 9)
-    in_turns = bench.Machine.in_turns
-    monkeypatch.setattr(bench.Machine, 'in_turns', lambda self, *functions, rounds=0, repeats=0, **others:
-                        in_turns(self, *functions, rounds=1, repeats=1, **others))
-    if part in ('encoding', 'preparing'):
-        monkeypatch.setitem(bench.PARTS, part, functools.partial(bench.PARTS[part], pictures=2))
-    monkeypatch.setattr('sys.argv', ['bench', part, f'--output-folder={tmp_path}'])
+    monkeypatch.setattr('sys.argv', ['bench', part, '--small', f'--output-folder={tmp_path}'])
     bench.main()
     written = json.loads((tmp_path / 'bench.json').read_text())
     table = (tmp_path / 'bench.md').read_text()
