@@ -112,7 +112,7 @@ def plot_bleu(results):
             axes.plot(beams, scores, color=f'C{n - 1}', marker='o', markersize=4, label=f'BLEU-{n}')
             axes.annotate(f'{scores[-1]:.3f}', (beams[-1], scores[-1]), xytext=(5, 0), textcoords='offset points',
                           va='center', fontsize=8, color=f'C{n - 1}')
-        axes.set(title=label(result['model']), xlabel='beam size', xticks=beams)
+        axes.set(title=textwrap.fill(label(result['model']), 30), xlabel='beam size', xticks=beams)
         axes.margins(x=0.2)
         axes.grid(alpha=0.3)
     for axes in panels[:, 0]:

@@ -101,6 +101,14 @@ def test_bleu_of_many_decoders_goes_over_several_rows():
     assert figure.axes[5].get_title() == 'decoder 5' and figure.axes[4].get_ylabel() == 'BLEU'
 
 
+def test_long_names_stay_above_their_own_panels():
+    figure = plot_bleu([result('soft attention, self-critical, feature dropout, nine epochs') for _ in range(4)])
+    figure.canvas.draw()
+    boxes = [axes.title.get_window_extent() for axes in figure.axes]
+    assert all(left.x1 + 5 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
+    assert ' '.join(figure.axes[0].get_title().split()).endswith('feature dropout, nine epochs')
+
+
 def test_pictures_with_the_words_of_many_decoders_beside():
     text = '\n'.join([f'decoder {i}: ' + 'word ' * 30 for i in range(11)])
     figure = plot_side_by_side([picture(0), picture(1)], [text, 'one: a dog'])
