@@ -16,11 +16,11 @@ def main():
     environment = {**os.environ, 'MPLBACKEND': 'Agg'}
     environment.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     environment.setdefault('CAPTIONING_SHARED_DATA', str(ROOT.parent / 'shared' / 'data'))
+    two_files_at_a_time = ['-n', '2', '--dist', 'loadfile']
     steps = [
         ('lint', ROOT, ['ruff', 'check', '.']),
-        ('the lab, on the reference', build, ['pytest', 'tests']),
-        # a file at a time on two cores; the demo alone takes minutes
-        ('the instructor', ROOT, ['pytest', 'instructor/tests', '-n', '2', '--dist', 'loadfile']),
+        ('the lab, on the reference', build, ['pytest', 'tests', *two_files_at_a_time]),
+        ('the instructor', ROOT, ['pytest', 'instructor/tests', *two_files_at_a_time]),
     ]
     failed = []
     for title, folder, command in steps:
