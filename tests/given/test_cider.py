@@ -106,12 +106,15 @@ def test_images_in_any_order_and_several_captions_of_one():
 
 
 def test_fast_enough_for_training(many):
-    """Tens of thousands of captions a second on two cores; a tenth of that is asked for here, machines are busy."""
+    """Tens of thousands of captions a second; the best of some tries, machines are busy."""
     references, captions = many
     scorer, images = CiderD(references), list(range(800)) * 10
-    start = time.perf_counter()
-    scorer.scores(images, captions * 10)
-    assert 8000 / (time.perf_counter() - start) > 2000
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        scorer.scores(images, captions * 10)
+        times.append(time.perf_counter() - start)
+    assert 8000 / min(times) > 10_000
 
 
 def test_impossible_references():

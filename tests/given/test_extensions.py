@@ -23,7 +23,7 @@ from extensions import (
     ResNetEncoder,
     ScaledDotProductAttention,
 )
-from models import Encoder
+from models import DecoderWithRNN, Encoder
 from solver import caption_loss, check_settings, train
 
 # every size is another, so that no two can be mixed up
@@ -331,7 +331,12 @@ def test_the_whole_bahdanau_model():
     with torch.no_grad():
         assert encoder(images).shape == (2, 8, 8, 2048)
         logits, alphas, targets, decode_lengths, sort_ind = model(images, captions()[:2, :6], lengths)
+        predictions, _, _, expected_alphas, _ = decoder(encoder(images), captions()[:2, :6], lengths)
+        first, *_ = decoder.step(captions()[[1, 0], 0], *decoder.start(encoder(images)[[1, 0]]))
     assert logits.shape == (2, 5, WORDS) and alphas.shape == (2, 5, 64)
+    assert torch.equal(logits, pad_packed_sequence(predictions, batch_first=True)[0])
+    assert torch.equal(alphas, expected_alphas) and not alphas[1, 3:].any() and not logits[1, 3:].any()
+    assert (logits[:, 0] - first).abs().max() < 1e-5 and logits.std() > 0
     assert decode_lengths == [5, 3] and sort_ind.tolist() == [1, 0]
     assert targets.tolist() == [captions()[1, 1:6].tolist(), [*captions()[0, 1:4].tolist(), 0, 0]]
 
@@ -476,6 +481,14 @@ def test_cells_by_hand():
     assert (gru.one_step(x.unsqueeze(0), h.unsqueeze(0))[0][0] - expected).abs().max() < 1e-12
 
 
+def test_the_lstm_cell_is_the_plain_decoder():
+    one, other = make('lstm'), DecoderWithRNN(**SIZES).double().eval()
+    other.load_state_dict(one.state_dict())
+    predictions, _, lengths, sort_ind = other(pictures(), captions(), torch.tensor(LENGTHS).unsqueeze(1))
+    predictions = predictions[sort_ind.argsort()] if torch.is_tensor(predictions) else predictions
+    assert (run(one)[0] - predictions).abs().max() < 1e-12
+
+
 def test_an_unknown_cell():
     with pytest.raises(ValueError, match="cell is 'gru'; it must be one of 'RNN', 'GRU', 'LSTM'"):
         DecoderWithCell(**SIZES, cell='gru')
@@ -486,7 +499,8 @@ def test_an_unknown_cell():
 
 @pytest.mark.parametrize(('decoder', 'options'), [
     ('DecoderWithSpatialAttention', {}), ('DecoderWithAdaptiveAttention', {}), ('DecoderWithBahdanauAttention', {}),
-    ('CaptionNet', dict(heads=2)), ('DecoderWithCell', dict(cell='RNN')), ('DecoderWithCell', dict(cell='GRU'))])
+    ('CaptionNet', dict(heads=2)), ('DecoderWithCell', dict(cell='RNN')), ('DecoderWithCell', dict(cell='GRU')),
+    ('DecoderWithCell', dict(cell='LSTM'))])
 def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
     cfg = {**tiny_cfg, 'decoder': f'extensions.{decoder}', 'decoder_options': options, 'epochs': 8, 'decoder_lr': 2e-2,
            'dropout': 0.1}

@@ -19,11 +19,14 @@ from figures import (  # noqa: E402
     plot_attention,
     plot_bleu,
     plot_captions,
+    plot_comparison,
     plot_history,
+    plot_looks,
     plot_side_by_side,
     read_histories,
     save_figure,
 )
+from shapes import looks_by_word  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings('error')
 
@@ -107,6 +110,47 @@ def test_long_names_stay_above_their_own_panels():
     boxes = [axes.title.get_window_extent() for axes in figure.axes]
     assert all(left.x1 + 5 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
     assert ' '.join(figure.axes[0].get_title().split()).endswith('feature dropout, nine epochs')
+
+
+def test_comparison():
+    histories = {'Attention': [history(3), history(2)], 'another': [history(4)]}
+    figure = plot_comparison(histories)
+    figure.canvas.draw()
+    for axes, key in zip(figure.axes, ('val_loss', 'val_top5', 'val_greedy_bleu4'), strict=True):
+        drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+        assert drawn == [(list(range(1, n + 1)), [entry[key] for entry in history(n)]) for n in (3, 2, 4)]
+        first, second, other = (line.get_color() for line in axes.lines)
+        assert first == second != other  # a run's seeds are alike
+    legend, = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ['soft attention', 'another']
+
+
+def when_it_looks(alphas):
+    figure = plot_attention(picture(), ['of', 'red', 'stars'], alphas)
+    figure.canvas.draw()
+    return [axes for axes in figure.axes if axes.get_title() == 'when it looks']
+
+
+def test_when_it_looks():
+    alphas = np.random.default_rng(0).dirichlet(np.ones(16), 3).reshape(3, 4, 4)
+    assert not when_it_looks(alphas)  # all of the attention is the picture's
+    panel, = when_it_looks(alphas * np.array([0.1, 0.9, 0.7]).reshape(3, 1, 1))
+    assert [bar.get_height() for bar in panel.patches] == pytest.approx([0.1, 0.9, 0.7])
+    assert [text.get_text() for text in panel.get_xticklabels()] == ['of', 'red', 'stars']
+
+
+def test_looks_word_by_word():
+    captions = [dict(caption=['red', 'of'], alphas=np.stack([np.full((2, 2), 0.2), np.full((2, 2), 0.05)])),
+                dict(caption=['of', 'star'], alphas=np.stack([np.full((2, 2), 0.1), np.full((2, 2), 0.25)]))]
+    by_word = looks_by_word(captions)
+    assert {word: pytest.approx(values) for word, values in by_word.items()} == dict(
+        red=[0.8], of=[0.2, 0.4], star=[1.0])
+    figure = plot_looks({**by_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
+    figure.canvas.draw()
+    axes, = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ['red', 'of']
+    bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
+    assert bars == {'shapes and colours': [pytest.approx(0.7)], 'other words': [pytest.approx(0.3)]}
 
 
 def test_pictures_with_the_words_of_many_decoders_beside():

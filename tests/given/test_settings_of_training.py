@@ -2,6 +2,7 @@
 a second phase that fine-tunes the encoder; and ensembles of what was trained."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -141,6 +142,20 @@ def test_word_vectors_are_taken_and_the_others_stay(tiny_cfg, vectors, capsys):
     train({**tiny_cfg, 'word_vectors': str(vectors), 'epochs': 1})
     words = len(word_map) - 4
     assert f'has 2 of the {words} words; the other {words - 2} start at random' in capsys.readouterr().out
+
+
+def test_word_vectors_are_read_line_by_line(tmp_path):
+    """Memory is for the vocabulary: a file of any length will do."""
+    path = tmp_path / 'vectors.txt'
+    with path.open('w') as file:
+        for i in range(20_000):
+            file.write(f'word{i}' + ' 0.12345' * 50 + '\n')
+    embedding = nn.Embedding(3, 50)
+    tracemalloc.start()
+    found = word_vectors.load(embedding, path, {'<pad>': 0, 'word7': 1, 'word19999': 2})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == 2 and peak < 1e6 < path.stat().st_size / 8
 
 
 @pytest.mark.parametrize('lean', [True, False])
