@@ -276,7 +276,8 @@ class WordByWord(nn.Module):
 
     A decoder has ``start``, and
 
-    - ``read(words, state, memory) -> output, state, alpha``: all of a step but the vocabulary layer;
+    - ``read(words, state, memory) -> output, state, alpha``: all of a step but the vocabulary layer. ``words`` are
+      (n,), each tensor of state and memory has n rows, ``output`` is (n, ...), ``alpha`` (n, num_pixels) or None;
     - ``word_scores(output) -> (n, vocab_size)``: this layer, which ``forward`` runs once for all words.
 
     **Scheduled sampling** (Bengio et al. 2015, arXiv 1506.03099): in training each word that is fed is the true one
@@ -306,19 +307,13 @@ class WordByWord(nn.Module):
             alphas.append(alpha)
             words = captions[:, t + 1]
             if self.training and self.teacher_forcing < 1:
-                words = self.true_or_own(words[:n], output)
+                with torch.no_grad():
+                    words = true_or_own(words[:n], self.word_scores(output), self.teacher_forcing)
         predictions = nn.utils.rnn.PackedSequence(self.word_scores(torch.cat(outputs)), torch.tensor(sizes))
         if alphas[0] is None:
             return predictions, captions, decode_lengths, sort_ind
         alphas = torch.stack([F.pad(alpha, (0, 0, 0, sizes[0] - len(alpha))) for alpha in alphas], dim=1)
         return predictions, captions, decode_lengths, alphas, sort_ind
-
-    @torch.no_grad()
-    def true_or_own(self, true_words, output):
-        """Each word is the true one with probability ``teacher_forcing``."""
-        own = torch.multinomial(self.word_scores(output).float().softmax(dim=1), 1).squeeze(1)
-        take_true = torch.rand(len(own), device=own.device) < self.teacher_forcing
-        return torch.where(take_true, true_words, own)
 
 
 class DecoderWithCell(WordByWord):
@@ -382,7 +377,12 @@ class DecoderWithCell(WordByWord):
 
 
 class ResNetEncoder(Encoder):
-    """ResNet-50 without its pooling and its last layer: 8 x 8 x 2048 for pictures of 256 x 256 (He et al. 2016)."""
+    """ResNet-50 without its pooling and its last layer (He et al. 2016, arXiv 1512.03385).
+
+    ``forward`` takes (batch_size, 3, 256, 256) uint8 pictures and returns (batch_size, 8, 8, 2048).
+
+    :param weights: as in ``models.Encoder``
+    """
 
     def __init__(self, weights='DEFAULT'):
         super().__init__('resnet50', encoded_image_size=None, weights=weights)
@@ -392,6 +392,9 @@ class BahdanauAttention(nn.Module):
     """Additive attention (Bahdanau et al. 2015, arXiv 1409.0473, eqs. 5, 6 and A.1.2), with ELU in place of tanh.
 
         e_i = v^T ELU(W h + U a_i),  alpha = softmax(e),  context = sum over i of alpha_i a_i
+
+    :param encoder_dim, decoder_dim: length of an a_i, and of h
+    :param attention_dim: length of the vectors that are added
     """
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim):
@@ -463,11 +466,21 @@ class DecoderWithBahdanauAttention(WordByWord):
         ### END SOLUTION
 
     def start(self, encoder_out):
-        """:return: first state from the mean of the pixels, memory: pixels and keys"""
+        """
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
+        :return: first state (h, c), each (batch_size, decoder_dim); memory: pixels (batch_size, num_pixels,
+            encoder_dim) and keys U a_i (batch_size, num_pixels, attention_dim)
+        """
+        # TODO 9: DecoderWithBahdanauAttention.start
+        #   1. the pixels in one row, by flatten_pixels, and their mean
+        #   2. h and c: each the tanh of its own Linear layer on the mean
+        #   3. return (h, c), (pixels, keys)
+        ### BEGIN SOLUTION
         encoder_out = flatten_pixels(encoder_out)
         mean = encoder_out.mean(dim=1)
         state = torch.tanh(self.init_h(mean)), torch.tanh(self.init_c(mean))
         return state, (encoder_out, self.attention.U(encoder_out))
+        ### END SOLUTION
 
     def read(self, words, state, memory):
         alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
@@ -478,7 +491,11 @@ class DecoderWithBahdanauAttention(WordByWord):
 
 
 class EncoderDecoder(nn.Module):
-    """An encoder and a decoder with attention as one module, from pixels to scores."""
+    """An encoder and a decoder with attention as one module, from pixels to scores: p(w_t | picture, w_1 ... w_{t-1}).
+
+    :param encoder: such as :class:`ResNetEncoder`
+    :param decoder: one with attention of this file, such as :class:`DecoderWithBahdanauAttention`
+    """
 
     def __init__(self, encoder, decoder):
         super().__init__()
@@ -503,6 +520,8 @@ class ScaledDotProductAttention(nn.Module):
     The query comes from the hidden state, the keys from the cells, and the values are the cells themselves. Softmax is
     over the keys: over the queries (there is only one) every weight would be 1, wherever the decoder looks.
 
+    :param encoder_dim, decoder_dim: channels of a cell, and length of h
+    :param attention_dim: length of query and keys, of all heads together
     :param heads: with several, each compares its own part of query and keys, and sums up its own part of the channels
         (without the paper's projections W^V and W^O)
     :raises ValueError: sizes that the heads cannot share
@@ -547,12 +566,14 @@ class CaptionNet(WordByWord):
         p = softmax(MLP([h_t; context; w_t]))     (deep output, as in *Show, Attend and Tell*, eq. 7, with a tanh)
 
     The grid is (batch_size, h, w, channels) or (batch_size, cells, channels) as everywhere in this lab, or
-    (batch_size, channels, cells), as VGG features often come.
+    (batch_size, channels, cells), as VGG features often come; where there are as many cells as channels, the
+    channels are taken to come last.
 
     :param attention_dim, embed_dim, decoder_dim, vocab_size: as in :class:`DecoderWithSpatialAttention`
     :param encoder_dim: channels
     :param dropout: probability of dropping an entry of the MLP's hidden layer
     :param heads: of the attention
+    :raises ValueError: heads that :class:`ScaledDotProductAttention` refuses
     """
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=512, dropout=0.5, heads=1):
@@ -598,14 +619,54 @@ class CaptionNet(WordByWord):
         ### END SOLUTION
 
     def start(self, encoder_out):
-        """:return: first state from the mean of the cells, memory: cells and keys"""
+        """
+        :param encoder_out: as above
+        :return: first state (h, c), each (batch_size, decoder_dim); memory: cells (batch_size, num_cells, encoder_dim)
+            and keys (batch_size, num_cells, attention_dim)
+        """
+        # TODO 10: CaptionNet.start
+        #   1. self.cells of the grid, and their mean
+        #   2. h and c: each the tanh of its own Linear layer on the mean
+        #   3. return (h, c), (cells, the attention's keys of the cells)
+        ### BEGIN SOLUTION
         cells = self.cells(encoder_out)
         mean = cells.mean(dim=1)
         return (torch.tanh(self.init_h(mean)), torch.tanh(self.init_c(mean))), (cells, self.attention.key(cells))
+        ### END SOLUTION
 
     def read(self, words, state, memory):
         output, alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
         return output, (h, c), alpha
 
     def word_scores(self, output):
+        """Deep output.
+
+        :param output: [h; context; embedding] (n, decoder_dim + encoder_dim + embed_dim)
+        :return: (n, vocab_size)
+        """
+        # TODO 10: CaptionNet.word_scores
+        #   the MLP: deep, tanh, dropout, fc
+        ### BEGIN SOLUTION
         return self.fc(self.dropout(torch.tanh(self.deep(output))))
+        ### END SOLUTION
+
+
+# --- Scheduled sampling ---
+
+
+def true_or_own(true_words, scores, teacher_forcing):
+    """The words that a decoder is fed in training (Bengio et al. 2015, arXiv 1506.03099, sec. 2.4).
+
+    :param true_words: (n,) what people said
+    :param scores: (n, vocab_size) the decoder's own, before softmax
+    :param teacher_forcing: probability of the true word
+    :return: (n,) each the true word with this probability, else one drawn from softmax(scores)
+    """
+    # TODO 11: true_or_own
+    #   1. own: a word for each row, drawn from the softmax of its scores (torch.multinomial)
+    #   2. a random number between 0 and 1 for each row: below teacher_forcing it is the true word (torch.where)
+    ### BEGIN SOLUTION
+    own = torch.multinomial(scores.float().softmax(dim=1), 1).squeeze(1)
+    take_true = torch.rand(len(own), device=own.device) < teacher_forcing
+    return torch.where(take_true, true_words, own)
+    ### END SOLUTION

@@ -3,8 +3,8 @@
 Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``extensions.py`` with its TODOs open, the
 notebook that compares decoders, their tests and their page. ``--todo 7`` leaves open that one alone, with the others
 done: 6 spatial attention, 7 adaptive attention, 8 RNN and GRU cells, 9 Bahdanau's attention, 10 scaled dot-product
-attention and CaptionNet. They are checked by ``pytest tests/bonus -k adaptive`` and the like. Hand it out when TODO 5
-is done: the code around these TODOs shows a teacher-forcing loop.
+attention and CaptionNet, 11 scheduled sampling. They are checked by ``pytest tests/bonus -k adaptive`` and the like.
+Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from instructor.cut import student_source
 from instructor.handout import pack
 from utils import atomic_path
 
-TODOS = range(6, 11)  # the lab's own are 1 to 5
+TODOS = range(6, 12)  # the lab's own are 1 to 5
 
 
 def files(todos=None):

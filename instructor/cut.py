@@ -27,7 +27,7 @@ def student_source(reference, file='models.py', first=1, only=None):
     :param file: its name in the student's folder
     :param first: number of its first TODO
     :param only: numbers of the TODOs to leave open; the solution of the others stays, without its markers. None: all
-    :return: source in which each block raises ``NotImplementedError('TODO n: Class.method ...')``
+    :return: source in which each block raises ``NotImplementedError('TODO n: name ...')``
     :raises ValueError: a block without its TODO, a TODO with the wrong name or number, an unpaired marker
     """
     names = qualified_names(reference)
@@ -61,14 +61,15 @@ def student_source(reference, file='models.py', first=1, only=None):
 
 
 def qualified_names(source):
-    """Line number -> 'Class.method' around it."""
+    """Line number -> 'Class.method', or 'function', around it."""
     names = {}
     for parent in ast.parse(source).body:
-        for node in getattr(parent, 'body', []):
-            if isinstance(parent, ast.ClassDef) and isinstance(node, ast.FunctionDef):
+        in_class = isinstance(parent, ast.ClassDef)
+        for node in parent.body if in_class else [parent]:
+            if isinstance(node, ast.FunctionDef):
                 # a marker below the last statement still belongs to the function
                 for line in range(node.lineno, node.end_lineno + 2):
-                    names[line] = f'{parent.name}.{node.name}'
+                    names[line] = f'{parent.name}.{node.name}' if in_class else node.name
     return names
 
 

@@ -377,6 +377,15 @@ def test_the_ratio_is_that_of_true_words(ratio):
     assert torch.equal(fed[2], captions()[torch.tensor([1, 4, 3, 0]), 2])  # never outside training
 
 
+def test_own_words_are_drawn_from_the_softmax():
+    torch.manual_seed(0)
+    scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
+    drawn = extensions.true_or_own(torch.full((20_000,), 7), scores, 0.25)
+    for word, share in {0: 0.375, 1: 0.225, 2: 0.15, 7: 0.25}.items():
+        assert (drawn == word).double().mean().item() == pytest.approx(share, abs=0.015)
+    assert drawn.unique().tolist() == [0, 1, 2, 7]
+
+
 def test_the_ratio_falls_over_the_epochs(tiny_cfg, monkeypatch):
     seen = []
     original = extensions.WordByWord.forward
