@@ -20,13 +20,24 @@ class Ensemble(nn.Module):
         self.decoders = nn.ModuleList(decoders)
 
     def start(self, encoder_out):
-        """:return: the states of all in one tuple, and their memories"""
+        """:return: the states of all in one tuple, and their memories; how many each has is in ``self.sizes``"""
         starts = [decoder.start(encoder_out) for decoder in self.decoders]
         self.sizes = [[len(part) for part in start] for start in starts]
         return sum((tuple(state) for state, _ in starts), ()), sum((tuple(memory) for _, memory in starts), ())
 
     def step(self, words, state, memory):
-        """:return: log of the mean probability (batch_size, vocab_size), new states, mean alpha (or None)"""
+        """
+        :param words: (batch_size,) the word before
+        :param state, memory: tuples of tensors (batch_size, ...), as ``start`` returns them
+        :return: log of the mean probability (batch_size, vocab_size); new states of all in one tuple; mean alpha
+            (batch_size, num_pixels), or None if one of the decoders has no attention
+        """
+        # TODO 13: Ensemble.step
+        #   1. each decoder's own step on the words: of state and memory it takes the next self.sizes of them, in order
+        #   2. the mean of the decoders' probabilities (softmax of their scores), and its log
+        #      (log_softmax, logsumexp and log_softmax again do it without numbers too small to hold)
+        #   3. the new states one after the other in a tuple; the mean of the alphas, if each decoder has some
+        ### BEGIN SOLUTION
         scores, states, alphas = [], (), []
         for decoder, (of_state, of_memory) in zip(self.decoders, self.sizes, strict=True):
             own, new, alpha = decoder.step(words, state[:of_state], memory[:of_memory])
@@ -34,9 +45,10 @@ class Ensemble(nn.Module):
             scores.append(own.float().log_softmax(dim=1))
             states += tuple(new)
             alphas.append(alpha)
-        scores = torch.stack(scores).logsumexp(dim=0)  # softmax in beam search takes the constant out
+        scores = torch.stack(scores).logsumexp(dim=0).log_softmax(dim=1)  # the sum, and divided by their number
         attend = all(alpha is not None for alpha in alphas)
         return scores, states, torch.stack(alphas).mean(dim=0) if attend else None
+        ### END SOLUTION
 
 
 def load_ensemble(paths, device=None):

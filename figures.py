@@ -73,15 +73,19 @@ def plot_history(histories):
 def plot_comparison(histories):
     """Many runs in one figure: validation loss, top-5 accuracy and greedy BLEU-4 per epoch.
 
+    The loss is the cross-entropy alone, since not all have the penalty of attention.
+
     :param histories: dict name -> list of histories of ``solver.train``, one per seed; the first seed's line is full
     """
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
-    keys = dict(val_loss='validation loss', val_top5='validation top-5 accuracy, %',
+    keys = dict(val_cross_entropy='validation cross-entropy', val_top5='validation top-5 accuracy, %',
                 val_greedy_bleu4='validation BLEU-4, greedy')
     colors = plt.get_cmap('tab10' if len(histories) <= 10 else 'tab20')
     for i, (name, of_seeds) in enumerate(histories.items()):
         for seed, history in enumerate(of_seeds):
             for axes, key in zip(panels, keys, strict=True):
+                if key not in history[0] and key == 'val_cross_entropy':  # a training from before it was recorded
+                    key = 'val_loss'
                 axes.plot([entry['epoch'] for entry in history], [entry[key] for entry in history], marker='o',
                           markersize=3, color=colors(i), alpha=0.4 if seed else 1,
                           label=None if seed else label(name))

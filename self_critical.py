@@ -50,20 +50,42 @@ class SelfCritical:
         # drawn by the decoder as it captions, without dropout
         drawn = sample_search(model.decoder, encoder_out.detach(), word_map, samples=k)
         reward = self.rewards(model, drawn, pictures.repeat_interleave(k)).view(-1, k)
+        greedy_reward = None
         if self.baseline == 'greedy':
             greedy = greedy_search(model.decoder, encoder_out.detach(), word_map)
-            baseline = self.rewards(model, greedy, pictures).unsqueeze(1)
-        else:
-            baseline = (reward.sum(dim=1, keepdim=True) - reward) / (k - 1)
-        advantage = ((reward - baseline) * weights.unsqueeze(1) / k).flatten().to(encoder_out.device)
+            greedy_reward = self.rewards(model, greedy, pictures)
         owners = torch.arange(len(pictures)).repeat_interleave(k)
-        log_p = log_probabilities(model, encoder_out, drawn, owners, self.dropout)
-        return -(advantage * log_p).sum(), -(reward.mean(dim=1) * weights).sum()
+        log_p = log_probabilities(model, encoder_out, drawn, owners, self.dropout).view(-1, k)
+        return surrogate_loss(log_p, reward, greedy_reward, weights), -(reward.mean(dim=1) * weights).sum()
 
     def rewards(self, model, found, pictures):
         """:return: (len(found),) CIDEr-D of hypotheses"""
         captions = [model.words(one.words) + END * one.finished for one in found]
         return torch.from_numpy(self.scorer.scores(pictures.numpy(), captions)).float()
+
+
+def surrogate_loss(log_p, reward, greedy_reward, weights):
+    """A loss whose gradient is that of L, eqs. 5 to 8.
+
+    :param log_p: (n, samples) log-probabilities of the captions drawn for n pictures, with gradient
+    :param reward: (n, samples) their CIDEr-D
+    :param greedy_reward: (n,) that of the greedy captions, the baseline; None: the mean of the *other* samples is
+    :param weights: (n,) how much each picture counts
+    :return: 0-dim
+    """
+    # TODO 12: surrogate_loss
+    #   1. the baseline b: of a picture for all its samples    (n, 1)
+    #      or of each sample, the mean reward of the others    (n, samples)
+    #   2. advantage = reward - b; it is a number: no gradient goes through it
+    #   3. minus the mean over the samples of advantage * log_p, and the sum over the pictures, each times its weight
+    ### BEGIN SOLUTION
+    if greedy_reward is None:
+        baseline = (reward.sum(dim=1, keepdim=True) - reward) / (reward.shape[1] - 1)
+    else:
+        baseline = greedy_reward.unsqueeze(1)
+    advantage = ((reward - baseline) * weights.unsqueeze(1) / reward.shape[1]).to(log_p.device)
+    return -(advantage * log_p).sum()
+    ### END SOLUTION
 
 
 def log_probabilities(model, encoder_out, found, image_of, dropout=False):

@@ -467,9 +467,17 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
     loss = lean.cross_entropy(scores, targets, label_smoothing) / (of_words or len(targets))
     for alpha in alphas:
-        # the mean over the pixels, and over all captions
-        loss = loss + alpha_c * ((1 - alpha.sum(dim=1)) ** 2).mean(dim=1).sum() / (of_captions or len(captions))
+        loss = loss + alpha_c * doubly_stochastic_penalty(alpha) * len(captions) / (of_captions or len(captions))
     return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
+
+
+def doubly_stochastic_penalty(alpha):
+    """(1 - sum over words of alpha)^2, the mean over pixels and captions (*Show, Attend and Tell*, eq. 14).
+
+    :param alpha: (batch_size, steps, num_pixels)
+    :return: 0-dim
+    """
+    return ((1 - alpha.sum(dim=1)) ** 2).mean()
 
 
 @torch.no_grad()
@@ -479,13 +487,14 @@ def validate(model, dataset):
     ``bleu4`` is teacher-forced: each word is guessed after the *true* words before it, which no caption of a new
     picture can have. ``greedy_bleu4`` lets the decoder read its own words, each image once.
 
-    :return: dict with ``loss``, ``top5`` (percent), ``bleu4``, ``greedy_bleu4`` (0 to 1), ``greedy_cider`` (0 to 10)
+    :return: dict with ``loss``, ``cross_entropy`` (the loss without the penalty of attention, to hold decoders against
+        one another), ``top5`` (percent), ``bleu4``, ``greedy_bleu4`` (0 to 1), ``greedy_cider`` (0 to 10)
     """
     cfg, word_map = model.settings, model.word_map
     special = {word_map[word] for word in SPECIAL_TOKENS}
     model.encoder.eval()
     model.decoder.eval()
-    losses, top5 = AverageMeter(), AverageMeter()
+    losses, cross_entropy, top5 = AverageMeter(), AverageMeter(), AverageMeter()
     guesses = []
 
     def own_batches(what, captions=None):  # the batches of this process
@@ -495,10 +504,12 @@ def validate(model, dataset):
 
     for batch in own_batches('validate'):
         decoded = decode(model, batch)
-        loss, correct, words = caption_loss(decoded, of_epochs(cfg['alpha_c'])[1])  # the same in all epochs
-        losses.update(loss, words)
+        loss, correct, words = caption_loss(decoded, 0.0)
+        cross_entropy.update(loss, words)
         top5.update(correct, words)
-        scores, _, decode_lengths, *_, sort_ind = decoded
+        scores, _, decode_lengths, *alphas, sort_ind = decoded
+        alpha_c = of_epochs(cfg['alpha_c'])[1]  # the same in all epochs
+        losses.update(loss + alpha_c * sum(map(doubly_stochastic_penalty, alphas)), words)
         numbers = batch.numbers[sort_ind.cpu()].tolist()  # the decoder has sorted the batch
         scores = packed(scores, decode_lengths)
         rows, _ = pad_packed_sequence(scores._replace(data=scores.data.argmax(dim=1)), batch_first=True)
@@ -514,7 +525,7 @@ def validate(model, dataset):
     guesses, greedy = (sorted(processes.gather(found)) for found in (guesses, greedy))
     bleu4, greedy_bleu4 = (bleu([dataset.references[number // dataset.cpi] for number, _ in found],
                                 [words for _, words in found])['BLEU-4'] for found in (guesses, greedy))
-    return dict(**averages(loss=losses, top5=top5), bleu4=bleu4, greedy_bleu4=greedy_bleu4,
+    return dict(**averages(loss=losses, cross_entropy=cross_entropy, top5=top5), bleu4=bleu4, greedy_bleu4=greedy_bleu4,
                 greedy_cider=CiderD(dataset.references).score([words for _, words in greedy]))
 
 

@@ -19,12 +19,34 @@ def load(embedding, path, word_map):
     :return: how many words were found
     :raises ValueError: no such file, vectors of another length, a line that is none, or no word of the vocabulary
     """
-    found, size = set(), embedding.weight.shape[1]
+    found = set()
+    # TODO 14: load
+    #   For each word and its numbers in lines(...), one after the other, so that no more than a line is in memory:
+    #   if the word is in the vocabulary and was not found yet, vector(...) of the numbers becomes its row of the
+    #   embedding (in torch.no_grad()), and the word goes into found
+    ### BEGIN SOLUTION
+    with torch.no_grad():
+        for word, numbers, place in lines(path, embedding.weight.shape[1]):
+            if word in word_map and word not in found:
+                embedding.weight[word_map[word]] = vector(word, numbers, place)
+                found.add(word)
+    ### END SOLUTION
+    if not found:
+        raise ValueError(f'{path} has none of the words of the vocabulary: is it a file of word vectors?')
+    return len(found)
+
+
+def lines(path, size):
+    """Go through such a file, with a progress bar.
+
+    :return: generator of a word, its numbers (list of ``size`` strings), and where that is, for messages
+    :raises ValueError: as above
+    """
     try:
         file = open(path, encoding='utf-8', errors='replace', newline='\n')
     except OSError as error:
         raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
-    with file, torch.no_grad(), processes.progress_bar(
+    with file, processes.progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes
@@ -36,15 +58,15 @@ def load(embedding, path, word_map):
             if len(values) != size or (number <= 2 and parts != size + 1):
                 raise ValueError(f'{path}, line {number}: {parts - 1} numbers follow the word, but embed_dim is '
                                  f'{size}: set embed_dim to the length of these vectors')
-            if word in word_map and word not in found:
-                try:
-                    vector = torch.tensor([float(value) for value in values])
-                except ValueError:
-                    vector = torch.tensor(torch.nan)
-                if not vector.isfinite().all():
-                    raise ValueError(f'{path}, line {number}: what follows {word!r} is not {size} numbers')
-                embedding.weight[word_map[word]] = vector
-                found.add(word)
-    if not found:
-        raise ValueError(f'{path} has none of the words of the vocabulary: is it a file of word vectors?')
-    return len(found)
+            yield word, values, f'{path}, line {number}'
+
+
+def vector(word, numbers, place):
+    """:return: (len(numbers),) tensor;  :raises ValueError: not all are numbers"""
+    try:
+        found = torch.tensor([float(value) for value in numbers])
+    except ValueError:
+        found = torch.tensor(torch.nan)
+    if not found.isfinite().all():
+        raise ValueError(f'{place}: what follows {word!r} is not {len(numbers)} numbers')
+    return found

@@ -3,8 +3,9 @@
 Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``extensions.py`` with its TODOs open, the
 notebook that compares decoders, their tests and their page. ``--todo 7`` leaves open that one alone, with the others
 done: 6 spatial attention, 7 adaptive attention, 8 RNN and GRU cells, 9 Bahdanau's attention, 10 scaled dot-product
-attention and CaptionNet, 11 scheduled sampling. They are checked by ``pytest tests/bonus -k adaptive`` and the like.
-Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop.
+attention and CaptionNet, 11 scheduled sampling; and, in files that the handout holds with these TODOs open, 12
+self-critical training, 13 ensembles, 14 trained word vectors. They are checked by ``pytest tests/bonus -k adaptive``
+and the like. Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop.
 """
 
 import argparse
@@ -12,10 +13,12 @@ from pathlib import Path
 
 from instructor.assemble import ROOT, without_outputs
 from instructor.cut import student_source
-from instructor.handout import pack
+from instructor.handout import BONUS, pack
 from utils import atomic_path
 
-TODOS = range(6, 12)  # the lab's own are 1 to 5
+TODOS = range(6, 15)  # the lab's own are 1 to 5
+TESTS = ('conftest.py', 'verdicts.py', 'test_extensions.py', 'test_self_critical.py', 'test_ensembles.py',
+         'test_word_vectors.py')
 
 
 def files(todos=None):
@@ -23,14 +26,13 @@ def files(todos=None):
 
     :param todos: numbers of the TODOs that are open; None: all
     """
-    source = (ROOT / 'extensions.py').read_text(encoding='utf-8')
-    given = ROOT / 'tests' / 'given'
+    sources = {name: student_source((ROOT / name).read_text(encoding='utf-8'), name, first, todos).encode()
+               for name, first in BONUS.items()}
     return {
         'compare.ipynb': without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode(),
         'docs/extensions.md': (ROOT / 'docs' / 'extensions.md').read_bytes(),
-        'extensions.py': student_source(source, 'extensions.py', TODOS[0], todos).encode(),
-        'tests/bonus/conftest.py': (given / 'conftest.py').read_bytes(),
-        'tests/bonus/test_extensions.py': (given / 'test_extensions.py').read_bytes()}
+        **{f'tests/bonus/{name}': (ROOT / 'tests' / 'given' / name).read_bytes() for name in TESTS},
+        **sources}
 
 
 def main():

@@ -29,6 +29,8 @@ NAME = 'captioning'
 # Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
 KEPT_BACK = ('tests/given/*', 'docs/mistakes.md', 'docs/grading.md', 'docs/extensions.md', 'README.md',
              'extensions.py', 'compare.ipynb')  # these are for the bonus task, see instructor/bonus.py
+# Given code with a TODO of the bonus task in it -> number of its first TODO.
+BONUS = {'extensions.py': 6, 'self_critical.py': 12, 'ensembles.py': 13, 'word_vectors.py': 14}
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
@@ -46,6 +48,8 @@ def files():
         content = (ROOT / path).read_bytes()
         if path.suffix == '.ipynb':
             content = without_outputs(content.decode()).encode()
+        if path.name in BONUS:
+            content = student_source(content.decode(), path.name, BONUS[path.name]).encode()
         found[path.as_posix()] = content
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
     found['ASSIGNMENT.md'] = assignment().encode()

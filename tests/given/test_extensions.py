@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_packed_sequence
+from verdicts import same
 
 import extensions
 from beam_search import beam_search, greedy_search
@@ -179,55 +180,114 @@ def linear(layer, x):
     return layer.weight @ x + (0 if layer.bias is None else layer.bias)
 
 
-def sentinel_step(decoder, picture, word, h, m):
-    """Lu et al. 2017, eqs. 4 to 13 for one caption; returns all that a wrong port would get wrong."""
-    V = [torch.relu(linear(decoder.W_a, a)) for a in picture.flatten(0, 1)]
-    v_g = torch.relu(linear(decoder.W_b, picture.flatten(0, 1).mean(0)))
-    x = torch.cat([decoder.embedding.weight[word], v_g])
-    g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, h))
+def linear_rows(layer, rows):
+    return torch.stack([linear(layer, row) for row in rows])
+
+
+def paper_step(decoder, picture, word, h, m, slip=None):
+    """Lu et al. 2017, eqs. 4 to 13 for one caption: scores, alpha, new h, new m.
+
+    :param slip: a known error of other ports; None: none
+    """
+    pixels = picture.flatten(0, 1)
+    V = [linear(decoder.W_a, a) for a in pixels]
+    V = V if slip == 'no ReLU on V' else [torch.relu(v) for v in V]
+    v_g = torch.relu(linear(decoder.W_b, pixels.mean(0)))
+    word = decoder.embedding.weight[word]
+    x = torch.cat([v_g, word] if slip == 'x the other way round' else [word, v_g])
     (new_h,), (new_m,) = decoder.decode_step(x.unsqueeze(0), (h.unsqueeze(0), m.unsqueeze(0)))
-    s = g * torch.tanh(new_m)
-    z = torch.stack([linear(decoder.w_h, torch.tanh(linear(decoder.W_v, v) + linear(decoder.W_g, new_h)))[0] for v in V]
-                    + [linear(decoder.w_h, torch.tanh(linear(decoder.W_s, s) + linear(decoder.W_g, new_h)))[0]])
-    alpha_hat = torch.exp(z) / torch.exp(z).sum()
-    beta = alpha_hat[-1]
-    context = beta * s + sum(alpha_hat[i] * v for i, v in enumerate(V))
-    return dict(scores=linear(decoder.fc, context + new_h), alpha=alpha_hat[:-1], beta=beta, h=new_h, m=new_m, V=V, s=s,
-                g=g, context=context)
+    looks = h if slip == 'the old h looks' else new_h
+
+    def score(projection, v):
+        return linear(decoder.w_h, torch.tanh(linear(projection, v) + linear(decoder.W_g, looks)))[0]
+
+    z = torch.stack([score(decoder.W_v, v) for v in V])
+    alpha = z.softmax(dim=0)
+    context = sum(a * v for a, v in zip(alpha, V, strict=True))
+    if isinstance(decoder, DecoderWithAdaptiveAttention):
+        of_gate = new_h if slip == 'the gate from the new h' else h
+        g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, of_gate))
+        s = g * torch.tanh(m if slip == 's from the old cell state' else new_m)
+        s = g * new_m if slip == 's without tanh' else s
+        z_s = score(decoder.W_s, s)
+        alpha_hat = torch.cat([z, z_s.unsqueeze(0)]).softmax(dim=0)
+        beta = torch.sigmoid(z_s) if slip == 'beta from a sigmoid of its own' else alpha_hat[-1]
+        if slip == 'the context counted down twice':
+            context = beta * s + (1 - beta) * sum(a * v for a, v in zip(alpha_hat, V, strict=False))
+        else:
+            context = beta * s + (1 - beta) * context   # eq. 11
+        if slip != 'alphas that sum to 1':
+            alpha = (1 - beta) * alpha
+    scored = context if slip == 'h left out of the scores' else context + new_h
+    return linear(decoder.fc, scored), alpha, new_h, new_m
 
 
-@pytest.fixture
+SLIPS = {
+    'x the other way round': 'x is [w_t; v_g], the word first',
+    'no ReLU on V': 'v_i = ReLU(W_a a_i), the ReLU is missing',
+    'the old h looks': 'the new hidden state looks (eq. 6), not the old one',
+    'h left out of the scores': 'the scores are of c + h, h is missing (eq. 13)'}
+ADAPTIVE_SLIPS = {
+    **SLIPS,
+    's from the old cell state': 's_t comes from the new cell state m_t (eq. 10), not from the old one',
+    's without tanh': 's_t = g_t * tanh(m_t), the tanh is missing (eq. 10)',
+    'the gate from the new h': 'the gate comes from the old hidden state h_{t-1} (eq. 9), not from the new one',
+    'beta from a sigmoid of its own': 'beta is the last entry of the softmax over pixels and sentinel (eq. 12), not a '
+                                      'sigmoid of its own',
+    'the context counted down twice': 'the pixels\' weights of that softmax sum to 1 - beta already: (1 - beta) is in '
+                                      'twice'}
+
+
+@pytest.mark.parametrize(('kind', 'todo', 'slips'), [('spatial', 6, SLIPS), ('adaptive', 7, ADAPTIVE_SLIPS)])
 @torch.no_grad()
-def one_step():
-    """A step of the adaptive decoder from a state that is not zero, and the same by the paper."""
-    decoder, picture = make('adaptive'), pictures()[1]
+def test_spatial_and_adaptive_attention_are_the_papers(kind, todo, slips):
+    """A step from a state that is not zero."""
+    decoder, picture = make(kind), pictures()[1]
     h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
     (scores,), ((new_h,), (new_m,)), (alpha,) = decoder.step(
         torch.tensor([5]), (h.unsqueeze(0), m.unsqueeze(0)), decoder.start(picture.unsqueeze(0))[1])
-    return decoder, (scores, alpha, new_h, new_m), sentinel_step(decoder, picture, 5, h, m), m
+
+    def paper(slip=None):
+        return paper_step(decoder, picture, 5, h, m, slip)
+
+    expected, where = paper(), f'TODO {todo}, {type(decoder).__name__}'
+    same(new_h, expected[2], f'{where}.one_step: h', 'decoder_dim', 'the LSTM reads [w_t; v_g], from (h, m)',
+         {SLIPS['x the other way round']: paper('x the other way round')[2]}, 1e-12)
+    same(new_m, expected[3], f'{where}.one_step: m', 'decoder_dim', 'first h, then m')
+    same(alpha, expected[1], f'{where}.attend: alpha', 'num_pixels',
+         'softmax of w_h tanh(W_v V + W_g h) over the pixels' + ' and the sentinel; its part goes' * (todo == 7),
+         {slips[slip]: paper(slip)[1] for slip in slips if slip not in (
+             'h left out of the scores', 'the context counted down twice')} | (
+             {'alpha sums to 1 - beta: return the pixels\' part of the softmax as it is':
+                 paper('alphas that sum to 1')[1]} if kind == 'adaptive' else {}), 1e-12)
+    same(scores, expected[0], f'{where}.one_step: predictions', 'vocab_size', 'fc(dropout(c + h)), without softmax',
+         {sentence: paper(slip)[0] for slip, sentence in slips.items()}, 1e-12)
 
 
-def test_adaptive_attention_is_the_papers(one_step):
-    _, found, paper, _ = one_step
-    for one, name in zip(found, ('scores', 'alpha', 'h', 'm'), strict=True):
-        assert (one - paper[name]).abs().max() < 1e-12, name
-
-
-@torch.no_grad()
-def test_known_errors_of_other_ports_of_adaptive_attention_would_show(one_step):
-    """Each of them changes the scores by much more than the tolerance above."""
-    decoder, (scores, alpha, h, m), paper, old_m = one_step
-
-    def far(context):
-        return (linear(decoder.fc, context + h) - scores).abs().max() > 1e-3
-
-    V, beta, s = torch.stack(paper['V']), paper['beta'], paper['s']
-    assert far(beta * paper['g'] * torch.tanh(old_m) + alpha @ V)                # sentinel from the old cell state
-    z = torch.log(torch.cat([alpha, beta.unsqueeze(0)]))
-    assert far(torch.sigmoid(z[-1]) * s + (1 - torch.sigmoid(z[-1])) * (alpha / alpha.sum()) @ V)  # another softmax
-    assert far(beta * s + (1 - beta) * (alpha @ V))                              # (1 - beta) counted twice
-    assert not far(beta * s + (1 - beta) * (alpha / alpha.sum()) @ V)            # the paper's eq. 11
-    assert alpha.sum() + beta == pytest.approx(1)
+@pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
+def test_gradients_of_all_steps_at_once_are_those_of_step_repeated(kind, todo):
+    """The adaptive decoder's cell states come back from h and the output gate: their gradients, too."""
+    found = []
+    for at_once in (True, False):
+        decoder, encoder_out = make(kind), pictures().requires_grad_()
+        if at_once:
+            predictions, alphas = run(decoder, encoder_out)
+        else:
+            predictions, alphas = [], []
+            for i, length in enumerate(LENGTHS):
+                state, memory = decoder.start(encoder_out[i:i + 1])
+                for t in range(length - 1):
+                    scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
+                    predictions.append(scores.sin().sum())
+                    alphas.append(alpha.sin().sum())
+            predictions, alphas = torch.stack(predictions), torch.stack(alphas)
+        total = predictions.sin().sum() + alphas.sin().sum() if at_once else predictions.sum() + alphas.sum()
+        found.append(torch.autograd.grad(total, [encoder_out, *decoder.parameters()]))
+    names = ['the picture', *(name for name, _ in decoder.named_parameters())]
+    for name, one, other in zip(names, *found, strict=True):
+        assert other.abs().max() > 1e-6, name
+        same(one, other, f'TODO {todo}, {type(decoder).__name__}: gradient of {name}', '',
+             'attend must work with a dimension of steps as without', tolerance=1e-8)
 
 
 def test_the_adaptive_decoders_sentinel_is_from_the_new_cell_state_in_training_too():
@@ -284,42 +344,54 @@ def test_large_weights_of_the_adaptive_decoder_are_not_clipped(tiny_cfg):
     assert model.decoder.W_x.weight[0, 0].item() == pytest.approx(30, abs=1)
 
 
-def test_spatial_attention_is_the_papers():
-    decoder, picture = make('spatial'), pictures()[1]
-    h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
-    (scores,), ((new_h,), _), (alpha,) = decoder.step(
-        torch.tensor([5]), (h.unsqueeze(0), m.unsqueeze(0)), decoder.start(picture.unsqueeze(0))[1])
-    V = [torch.relu(linear(decoder.W_a, a)) for a in picture.flatten(0, 1)]
-    z = torch.stack([linear(decoder.w_h, torch.tanh(linear(decoder.W_v, v) + linear(decoder.W_g, new_h)))[0]
-                     for v in V])
-    expected = torch.exp(z) / torch.exp(z).sum()
-    assert (alpha - expected).abs().max() < 1e-12
-    context = sum(a * v for a, v in zip(expected, V, strict=True))
-    assert (scores - linear(decoder.fc, context + new_h)).abs().max() < 1e-12
-
-
 def test_bahdanau_attention_with_elu():
     attention = make('bahdanau').attention
     cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
     context, alpha = attention(cells, h.expand(len(cells), -1))
-    e = torch.stack([linear(attention.v, torch.nn.functional.elu(linear(attention.U, a) + linear(attention.W, h)))[0]
-                     for a in cells[2]])
-    assert (alpha[2] - e.exp() / e.exp().sum()).abs().max() < 1e-12
-    assert (context[2] - sum(w * a for w, a in zip(alpha[2], cells[2], strict=True))).abs().max() < 1e-12
+
+    def weights(activation):
+        added = torch.stack([linear(attention.U, a) + linear(attention.W, h) for a in cells[2]])
+        return torch.stack([linear(attention.v, activation(row))[0] for row in added]).softmax(dim=0)
+
+    right, where = weights(torch.nn.functional.elu), 'TODO 9, BahdanauAttention.forward'
     assert isinstance(attention, BahdanauAttention)
+    same(alpha[2], right, f'{where}: alpha', 'num_pixels', 'softmax over the pixels of v(ELU(W(h) + U(a_i)))', {
+        'tanh in place of ELU': weights(torch.tanh),
+        'ReLU in place of ELU': weights(torch.relu),
+        'the activation is missing': weights(lambda x: x),
+        'the softmax is over another dimension than the pixels': torch.ones(PIXELS)}, 1e-12)
+    same(context[2], right @ cells[2], f'{where}: context', 'encoder_dim', 'the sum over the pixels of alpha_i a_i',
+         {'the mean over the pixels in place of the sum': right @ cells[2] / PIXELS}, 1e-12)
 
 
+@torch.no_grad()
 def test_the_bahdanau_decoders_gate_and_first_state():
     decoder, picture = make('bahdanau'), pictures()[1]
     mean = picture.flatten(0, 1).mean(0)
     ((h,), (c,)), memory = decoder.start(picture.unsqueeze(0))
-    assert (h - torch.tanh(linear(decoder.init_h, mean))).abs().max() < 1e-12
-    assert (c - torch.tanh(linear(decoder.init_c, mean))).abs().max() < 1e-12
-    _, ((new_h,), _), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), memory)
-    context, _ = decoder.attention(memory[0], h.unsqueeze(0))
-    x = torch.cat([decoder.embedding.weight[3], torch.sigmoid(linear(decoder.f_beta, h)) * context[0]])
-    (expected,), _ = decoder.decode_step(x.unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
-    assert (new_h - expected).abs().max() < 1e-12
+    first_h, first_c = linear(decoder.init_h, mean), linear(decoder.init_c, mean)
+    where = 'TODO 9, DecoderWithBahdanauAttention'
+    for name, one, own, other in (('h', h, first_h, first_c), ('c', c, first_c, first_h)):
+        same(one, own.tanh(), f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the pixels))', {
+            'tanh is missing': own, 'h and c are exchanged': other.tanh()}, 1e-12)
+    same(memory[1][0], linear_rows(decoder.attention.U, picture.flatten(0, 1)), f'{where}.start: keys',
+         'num_pixels, attention_dim', 'the keys are U of the pixels', tolerance=1e-12)
+    _, ((new_h,), (new_c,)), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), memory)
+    (context,), _ = decoder.attention(memory[0], h.unsqueeze(0))
+    gate, word = linear(decoder.f_beta, h), decoder.embedding.weight[3]
+
+    def state(*parts):
+        (new_h,), (new_c,) = decoder.decode_step(torch.cat(parts).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
+        return new_h, new_c
+
+    mistakes = {
+        'the context goes in without the gate': state(word, context),
+        'the gate is f_beta(h) without sigmoid': state(word, gate * context)}
+    right = state(word, gate.sigmoid() * context)
+    for i, (name, one) in enumerate((('h', new_h), ('c', new_c))):
+        same(one, right[i], f'{where}.one_step: {name}', 'decoder_dim',
+             'the LSTM reads [embedding; gated context], from the old (h, c)',
+             {sentence: states[i] for sentence, states in mistakes.items()}, 1e-12)
 
 
 def test_the_whole_bahdanau_model():
@@ -381,9 +453,15 @@ def test_own_words_are_drawn_from_the_softmax():
     torch.manual_seed(0)
     scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
     drawn = extensions.true_or_own(torch.full((20_000,), 7), scores, 0.25)
-    for word, share in {0: 0.375, 1: 0.225, 2: 0.15, 7: 0.25}.items():
-        assert (drawn == word).double().mean().item() == pytest.approx(share, abs=0.015)
-    assert drawn.unique().tolist() == [0, 1, 2, 7]
+    assert drawn.shape == (20_000,) and set(drawn.tolist()) <= {0, 1, 2, 7}
+    same([(drawn == word).double().mean().item() for word in (0, 1, 2, 7)], [0.375, 0.225, 0.15, 0.25],
+         'TODO 11, true_or_own: shares of words 0, 1, 2 and of the true one', '',
+         'draw from the softmax of the scores, and take the true word with the probability teacher_forcing', {
+             'teacher_forcing is the probability of the true word, not of the own one': [0.125, 0.075, 0.05, 0.75],
+             'the best word is taken in place of one that is drawn': [0.75, 0, 0, 0.25],
+             'all words are drawn alike, whatever their scores': [0.25, 0.25, 0.25, 0.25],
+             'all rows take the true word': [0, 0, 0, 1],
+             'no row takes the true word': [0.5, 0.3, 0.2, 0]}, tolerance=0.015)
 
 
 def test_the_ratio_falls_over_the_epochs(tiny_cfg, monkeypatch):
@@ -411,10 +489,14 @@ def test_scaled_dot_product_attention_by_hand():
     attention = make('captionnet').attention
     cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
     context, alpha = attention(cells, h.expand(len(cells), -1))
-    q = linear(attention.query, h)
-    e = torch.stack([q @ linear(attention.key, a) for a in cells[3]]) / math.sqrt(ATTENTION)
-    assert (alpha[3] - e.exp() / e.exp().sum()).abs().max() < 1e-12
-    assert (context[3] - sum(w * a for w, a in zip(alpha[3], cells[3], strict=True))).abs().max() < 1e-12
+    e = linear_rows(attention.key, cells[3]) @ linear(attention.query, h)
+    right, where = (e / math.sqrt(ATTENTION)).softmax(dim=0), 'TODO 10, ScaledDotProductAttention.forward'
+    same(alpha[3], right, f'{where}: alpha', 'num_pixels', 'softmax over the keys of q k^T / sqrt(its channels)', {
+        'q k^T is not divided by the root of the channels': e.softmax(dim=0),
+        'q k^T is divided by the channels, not by their root': (e / ATTENTION).softmax(dim=0),
+        'the softmax is over the queries, of which there is only one': torch.ones(PIXELS)}, 1e-12)
+    same(context[3], right @ cells[3], f'{where}: context', 'encoder_dim', 'the values are the cells themselves',
+         {'the softmax is over the queries, of which there is only one': cells[3].sum(dim=0)}, 1e-12)
 
 
 def test_softmax_over_the_queries_would_look_everywhere_alike():
@@ -435,13 +517,23 @@ def test_heads_look_at_parts_of_their_own():
     cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64).expand(len(LENGTHS), -1)
     context, alpha = attention(cells, h)
     q, k = attention.query(h), attention.key(cells)
-    parts, alphas = [], []
-    for part, channels in ((slice(0, 2), slice(0, 5)), (slice(2, 4), slice(5, 10))):
-        weights = torch.softmax((k[..., part] @ q[:, part].unsqueeze(2)).squeeze(2) / math.sqrt(2), dim=1)
-        alphas.append(weights)
-        parts.append((weights.unsqueeze(2) * cells[..., channels]).sum(dim=1))
-    assert (context - torch.cat(parts, dim=1)).abs().max() < 1e-12
-    assert (alpha - sum(alphas) / 2).abs().max() < 1e-12
+
+    def looked(parts, channels):
+        weights = [torch.softmax((k[..., part] @ q[:, part].unsqueeze(2)).squeeze(2) / math.sqrt(2), dim=1)
+                   for part in parts]
+        seen = torch.zeros_like(context)
+        for own, values in zip(weights, channels, strict=True):
+            seen[:, values] = (own.unsqueeze(2) * cells[..., values]).sum(dim=1)
+        return sum(weights) / 2, seen
+
+    where = 'TODO 10, ScaledDotProductAttention.forward, two heads'
+    right = looked((slice(0, 2), slice(2, 4)), (slice(0, 5), slice(5, 10)))
+    every_second = looked((slice(0, 4, 2), slice(1, 4, 2)), (slice(0, 10, 2), slice(1, 10, 2)))
+    for i, (name, found, shape) in enumerate((('alpha', alpha, 'batch_size, num_pixels'),
+                                              ('context', context, 'batch_size, encoder_dim'))):
+        same(found, right[i], f'{where}: {name}', shape, 'each head has its own part of q, k and v; alpha is the mean',
+             {'a head has every second channel: unflatten into (heads, channels of a head), in this order':
+              every_second[i]}, 1e-12)
 
 
 def test_heads_that_do_not_fit():
@@ -460,20 +552,33 @@ def test_captionnet_takes_features_with_the_channels_first():
             decoder.start(strange)
 
 
+@torch.no_grad()
 def test_captionnets_deep_output():
     decoder = make('captionnet')
     ((h,), (c,)), (cells, keys) = decoder.start(pictures()[1:2])
-    context, _ = decoder.attention(cells, h.unsqueeze(0), keys)
-    w = decoder.embedding.weight[3]
-    (new_h,), _ = decoder.decode_step(torch.cat([w, context[0]]).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
-    expected = linear(decoder.fc, torch.tanh(linear(decoder.deep, torch.cat([new_h, context[0], w]))))
-    (scores,), _, _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), (cells, keys))
-    assert (scores - expected).abs().max() < 1e-12
+    (context,), _ = decoder.attention(cells, h.unsqueeze(0), keys)
+    w, where = decoder.embedding.weight[3], 'TODO 10, CaptionNet'
+    first = linear(decoder.init_h, pictures()[1].flatten(0, 1).mean(0))
+    same(h, first.tanh(), f'{where}.start: h', 'decoder_dim', 'tanh(init_h(mean of the cells))',
+         {'tanh is missing': first}, 1e-12)
+    (new_h,), _ = decoder.decode_step(torch.cat([w, context]).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
+    (scores,), ((found,), _), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), (cells, keys))
+    same(found, new_h, f'{where}.one_step: h', 'decoder_dim',
+         'the LSTM reads [embedding; context], from the old (h, c)', tolerance=1e-12)
+
+    def deep(state, activation=torch.tanh):
+        return linear(decoder.fc, activation(linear(decoder.deep, torch.cat([state, context, w]))))
+
+    same(scores, deep(new_h), f'{where}.word_scores: scores', 'vocab_size',
+         'fc(dropout(tanh(deep([h; context; word]))))', {
+        'tanh is missing': deep(new_h, lambda x: x),
+        'the old h goes into the output, not the new one': deep(h)}, 1e-12)
 
 
 # --- Cells ---
 
 
+@torch.no_grad()
 def test_cells_by_hand():
     x, h = (torch.linspace(-1, 1, size, dtype=torch.float64) for size in (EMBED, STATE))
 
@@ -481,13 +586,23 @@ def test_cells_by_hand():
         wx = (cell.weight_ih @ x + cell.bias_ih).split(STATE)
         return wx, (cell.weight_hh @ h + cell.bias_hh).split(STATE)
 
+    def found(decoder):
+        state = decoder.one_step(x.unsqueeze(0), h.unsqueeze(0))
+        if not isinstance(state, tuple):
+            pytest.fail('TODO 8, DecoderWithCell.one_step: expected a tuple (h,); here a '
+                        f'{type(state).__name__}. Likely cause: an RNN or GRU cell gives h alone.', pytrace=False)
+        return state[0][0]
+
     rnn, gru = make('rnn'), make('gru')
     (wx,), (wh,) = parts(rnn.decode_step)
-    assert (rnn.one_step(x.unsqueeze(0), h.unsqueeze(0))[0][0] - torch.tanh(wx + wh)).abs().max() < 1e-12
+    from_zeros = torch.tanh(wx + rnn.decode_step.bias_hh)
+    same(found(rnn), torch.tanh(wx + wh), 'TODO 8, DecoderWithCell.one_step, RNN: h', 'decoder_dim',
+         'h = tanh(W x + U h)', {'the old state is not handed to the cell': from_zeros}, 1e-12)
     (rx, zx, nx), (rh, zh, nh) = parts(gru.decode_step)
     r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
     expected = (1 - z) * torch.tanh(nx + r * nh) + z * h
-    assert (gru.one_step(x.unsqueeze(0), h.unsqueeze(0))[0][0] - expected).abs().max() < 1e-12
+    same(found(gru), expected, 'TODO 8, DecoderWithCell.one_step, GRU: h', 'decoder_dim',
+         'h = (1 - z) * n + z * h', tolerance=1e-12)
 
 
 def test_the_lstm_cell_is_the_plain_decoder():

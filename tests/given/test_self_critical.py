@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from verdicts import same
 
 import extensions
 import self_critical
@@ -194,6 +195,39 @@ def test_the_gradient_is_that_of_the_expected_score(baseline):
     assert expected.abs().max() > 20 * error.max()  # or this would show nothing
 
 
+@pytest.mark.parametrize('baseline', ['greedy', 'mean'])
+def test_the_surrogate_loss(baseline):
+    """Two pictures, three samples each: the loss and its gradient by hand."""
+    log_p = torch.tensor([[-1.0, -2.0, -4.0], [-3.0, -0.5, -1.5]], dtype=torch.float64, requires_grad=True)
+    reward = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.0, 1.0]], dtype=torch.float64)
+    greedy, weights = torch.tensor([2.0, 0.25], dtype=torch.float64), torch.tensor([0.7, 0.3], dtype=torch.float64)
+    n, k = reward.shape
+    of_others = torch.stack([reward[:, [j for j in range(k) if j != i]].mean(dim=1) for i in range(k)], dim=1)
+    base = greedy.unsqueeze(1) if baseline == 'greedy' else of_others
+
+    def gradient(advantage, of_picture=weights, samples=k):
+        return -advantage * of_picture.unsqueeze(1) / samples
+
+    right, where = gradient(reward - base), f"TODO 12, surrogate_loss, baseline '{baseline}'"
+    mistakes = {
+        'there is no baseline': gradient(reward),
+        'the sign is wrong: what scores above the baseline must become more probable': -right,
+        'the sum over the samples in place of their mean': gradient(reward - base, samples=1),
+        'the weights of the pictures are left out': gradient(reward - base, torch.ones(n)),
+        'the mean over the pictures, which their weights take already': right / n}
+    if baseline == 'mean':
+        mistakes['the baseline of a sample is the mean of the others: its own reward is in it'] = gradient(
+            reward - reward.mean(dim=1, keepdim=True))
+    else:
+        mistakes['the baseline is the mean of the samples, not the reward of the greedy caption'] = gradient(
+            reward - of_others)
+    found = self_critical.surrogate_loss(log_p, reward, greedy if baseline == 'greedy' else None, weights)
+    assert found.shape == ()
+    same(torch.autograd.grad(found, log_p)[0], right, f'{where}: gradient by log_p', 'n, samples',
+         'minus weight * (reward - baseline) / samples', mistakes)
+    same(found, (right * log_p).sum(), where, '', 'minus the sum of weight * advantage * log_p / samples')
+
+
 def test_baselines(model, monkeypatch):
     """Advantages by hand: rewards 1, 2, 6 of the samples; 2 of the greedy caption."""
     rewards = dict(drawn=torch.tensor([1.0, 2.0, 6.0]), greedy=torch.tensor([2.0]))
@@ -222,7 +256,7 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     assert f'CIDEr {before:.3f} on validation' in printed
     after = max(epoch['val_greedy_cider'] for epoch in history)
     assert re.search(rf'Before: .*CIDEr {before:.3f} .*\nAfter:  .*CIDEr {after:.3f} ', printed)
-    assert all(epoch['train_top5'] is None for epoch in history)
+    assert all(epoch['train_top5'] is None for epoch in history) and after > before
     # the mean CIDEr-D of what it draws
     assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * untrained[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))

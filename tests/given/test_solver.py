@@ -253,8 +253,10 @@ def test_training_learns_and_leaves_its_files(whole, tiny_data, attention):
     last = history[-1]
     assert lines[-1] == (f" * LOSS - {last['val_loss']:.3f}, TOP-5 ACCURACY - {last['val_top5']:.3f}, "
                          f"BLEU-4 - {last['val_bleu4']:.3f}")
-    assert set(last) == {'epoch', 'train_loss', 'train_top5', 'val_loss', 'val_top5', 'val_bleu4',
+    assert set(last) == {'epoch', 'train_loss', 'train_top5', 'val_loss', 'val_cross_entropy', 'val_top5', 'val_bleu4',
                          'val_greedy_bleu4', 'val_greedy_cider', 'decoder_lr', 'seconds'}
+    penalty = last['val_loss'] - last['val_cross_entropy']
+    assert 0.01 < penalty < 1 if attention else penalty == 0
 
     name = 'Attention' if attention else 'NoAttention'
     assert {path.name for path in (folder / 'runs').iterdir()} == {

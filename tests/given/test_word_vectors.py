@@ -1,0 +1,89 @@
+"""Word vectors from text files."""
+
+import tracemalloc
+
+import pytest
+import torch
+from torch import nn
+from verdicts import same
+
+import word_vectors
+from checkpoints import checkpoint_paths, load_model
+from solver import DEFAULTS, train
+from vocabulary import load_word_map
+
+
+@pytest.fixture
+def vectors(tiny_cfg, tmp_path):
+    """A file with two words of the vocabulary, one of them twice, and others."""
+    path = tmp_path / 'vectors.txt'
+    rows = dict(red=1.0, unheard=9.0, star=2.0)
+    path.write_text('\n'.join([*(f"{word} {' '.join([str(value)] * 12)}" for word, value in rows.items()),
+                               'star' + ' 7' * 12, 'New York' + ' 4' * 12]) + '\n')
+    return path
+
+
+def test_word_vectors_are_taken_and_the_others_stay(tiny_cfg, vectors, capsys):
+    word_map = load_word_map(tiny_cfg['data_folder'], tiny_cfg['data_name'])
+    embedding = nn.Embedding(len(word_map), 12)
+    before = embedding.weight.detach().clone()
+    assert word_vectors.load(embedding, vectors, word_map) == 2
+    where = 'TODO 14, load: the row of'
+    same(embedding.weight[word_map['red']], torch.ones(12), f'{where} a word of the file', 'embed_dim',
+         'its numbers become its row', {'the row is as it was': before[word_map['red']]})
+    same(embedding.weight[word_map['star']], torch.full((12,), 2.0), f'{where} a word that the file has twice',
+         'embed_dim', 'the first time counts', {'the last time counts, not the first': torch.full((12,), 7.0)})
+    rest = [index for word, index in word_map.items() if word not in ('red', 'star')]
+    same(embedding.weight[rest], before[rest], f'{where} words that the file lacks', 'words, embed_dim',
+         'they stay as they were', {'they are set to zero': torch.zeros_like(before[rest])})
+    train({**tiny_cfg, 'word_vectors': str(vectors), 'epochs': 1})
+    words = len(word_map) - 4
+    assert f'has 2 of the {words} words; the other {words - 2} start at random' in capsys.readouterr().out
+
+
+def test_word_vectors_are_read_line_by_line(tmp_path):
+    """Memory is for the vocabulary: a file of any length will do."""
+    path = tmp_path / 'vectors.txt'
+    with path.open('w') as file:
+        for i in range(20_000):
+            file.write(f'word{i}' + ' 0.12345' * 50 + '\n')
+    embedding = nn.Embedding(3, 50)
+    tracemalloc.start()
+    found = word_vectors.load(embedding, path, {'<pad>': 0, 'word7': 1, 'word19999': 2})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == 2 and peak < 1e6 < path.stat().st_size / 8
+
+
+@pytest.mark.parametrize('lean', [True, False])
+@pytest.mark.parametrize('tune', [True, False])
+def test_frozen_or_tuned(tiny_cfg, vectors, tune, lean, capsys):
+    cfg = {**tiny_cfg, 'word_vectors': vectors, 'tune_word_vectors': tune, 'lean': lean}
+    train(cfg)
+    assert 'as it is written' not in capsys.readouterr().out  # frozen ones do not hinder lean.py
+    model = load_model(checkpoint_paths({**DEFAULTS, **cfg})[1], 'cpu')
+    assert (model.decoder.embedding.weight[model.word_map['red']] == 1).all() != tune
+
+
+@pytest.mark.parametrize('between', [' ', '\t'])
+def test_a_header_and_empty_lines_are_passed_over(tiny_cfg, vectors, between):
+    word_map = load_word_map(tiny_cfg['data_folder'], tiny_cfg['data_name'])
+    vectors.write_text(('5 12\n' + vectors.read_text().replace('\n', '\n\n')).replace(' ', between))
+    assert word_vectors.load(nn.Embedding(len(word_map), 12), vectors, word_map) == 2
+
+
+@pytest.mark.parametrize(('text', 'message'), [
+    ('red 1 2 3\n', r'line 1: 3 numbers follow the word, but embed_dim is 12'),
+    ('red' + ' 1' * 12 + '\nstar 1 2\n', r'line 2: 2 numbers follow'),
+    ('red' + ' 1' * 11 + ' x\n', r"line 1: what follows 'red' is not 12 numbers"),
+    ('red' + ' 1' * 11 + ' nan\n', r"line 1: what follows 'red' is not 12 numbers"),
+    ('', 'vectors.txt has none of the words of the vocabulary'),
+    ('unheard' + ' 1' * 12 + '\n', 'vectors.txt has none of the words of the vocabulary'),
+    ('the' + ' 1' * 300 + '\n', r'line 1: 300 numbers follow the word, but embed_dim is 12: set embed_dim')])
+def test_files_that_are_no_word_vectors(tiny_cfg, tmp_path, text, message):
+    path = tmp_path / 'vectors.txt'
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        train({**tiny_cfg, 'word_vectors': path})
+    with pytest.raises(ValueError, match='nowhere.txt cannot be read: No such file'):
+        train({**tiny_cfg, 'word_vectors': tmp_path / 'nowhere.txt'})

@@ -1,0 +1,41 @@
+"""A verdict in one sentence, as the checks of the lab's first TODOs give it: expected, came, and the likely cause."""
+
+import numpy as np
+import pytest
+import torch
+
+
+def same(found, expected, where, shape, cause, mistakes=None, tolerance=1e-10):
+    """Stop the test unless ``found`` is ``expected``.
+
+    :param found, expected: tensors, or numbers
+    :param where: such as 'TODO 7, DecoderWithAdaptiveAttention.attend: alpha'
+    :param shape: names of the dimensions, for the message
+    :param cause: the likely cause if it is none of these:
+    :param mistakes: known ones: a sentence -> what would come out then
+    :param tolerance: relative and absolute
+    """
+    found, expected = as_array(found), as_array(expected)
+    known = {sentence: as_array(wrong) for sentence, wrong in (mistakes or {}).items()}
+    for sentence, wrong in known.items():  # one that gives the same would be no mistake
+        assert not close(wrong, expected, 3 * tolerance), sentence
+    if close(found, expected, tolerance):
+        return
+    if found.shape != expected.shape:
+        pytest.fail(f'{where}: expected shape {expected.shape}{f" = ({shape})" if shape else ""}; here it is '
+                    f'{found.shape}. Likely cause: a dimension too many, too few or in another place.', pytrace=False)
+    far = ~np.isclose(found, expected, tolerance, tolerance)
+    place = np.unravel_index(np.abs(np.nan_to_num(found, nan=1e9) - expected).argmax(), expected.shape)
+    index = f"[{', '.join(map(str, place))}]" if place else ''
+    which = [sentence for sentence, wrong in known.items() if close(found, wrong, 3 * tolerance)]
+    why = f'Known mistake: {"; or: ".join(which)}' if which else f'Likely cause: {cause}'
+    pytest.fail(f'{where}{index}: expected {expected[place]:.6g}; here {found[place]:.6g}, and {far.mean():.0%} of its '
+                f'entries differ. {why}.', pytrace=False)
+
+
+def as_array(value):
+    return value.detach().cpu().double().numpy() if torch.is_tensor(value) else np.asarray(value, dtype=float)
+
+
+def close(one, other, tolerance):
+    return one.shape == other.shape and np.allclose(one, other, tolerance, tolerance)
