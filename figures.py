@@ -232,7 +232,8 @@ def how_much_it_looks(alphas):
 
 
 def plot_looks(by_word, visual, at_least=10):
-    """Mean 1 - beta of each word, the words of things and colours in a colour of their own (Lu et al. 2017, fig. 6).
+    """Mean 1 - beta of each word, the words of things and colours in a colour of their own (Lu et al. 2017, fig. 6);
+    the legend has the mean over all words of each kind that were said.
 
     :param by_word: dict word -> list of 1 - beta, over all captions
     :param visual: the words that say what is seen
@@ -245,7 +246,8 @@ def plot_looks(by_word, visual, at_least=10):
     for part, color, name in ((True, 'tab:blue', 'shapes and colours'), (False, 'tab:gray', 'other words')):
         chosen = [(i, value) for i, (value, word) in enumerate(means) if (word in visual) == part]
         if chosen:
-            axes.bar(*zip(*chosen, strict=True), color=color, label=name)
+            said = [value for word, values in by_word.items() if (word in visual) == part for value in values]
+            axes.bar(*zip(*chosen, strict=True), color=color, label=f'{name}: {np.mean(said):.2f}')
     axes.set_xticks(range(len(means)), [word for _, word in means], rotation=60, ha='right', fontsize=8)
     axes.set(ylim=(0, 1), ylabel='mean 1 - β', title='how much it looks, word by word')
     axes.legend()

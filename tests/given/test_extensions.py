@@ -6,12 +6,15 @@ import math
 
 import pytest
 import torch
+import torchvision
 from torch.nn.utils.rnn import pad_packed_sequence
 from verdicts import same
 
 import extensions
+from batches import Batches
 from beam_search import beam_search, greedy_search
 from checkpoints import load_model
+from datasets import CaptionDataset
 from evaluate import caption_split
 from extensions import (
     BahdanauAttention,
@@ -411,6 +414,44 @@ def test_the_whole_bahdanau_model():
     assert (logits[:, 0] - first).abs().max() < 1e-5 and logits.std() > 0
     assert decode_lengths == [5, 3] and sort_ind.tolist() == [1, 0]
     assert targets.tolist() == [captions()[1, 1:6].tolist(), [*captions()[0, 1:4].tolist(), 0, 0]]
+
+
+def test_the_whole_bahdanau_model_learns(tiny_data):
+    """Encoder and decoder together, from pixels: both get their gradient."""
+    torch.manual_seed(0)
+    data = CaptionDataset(tiny_data['data_folder'], tiny_data['data_name'], 'TRAIN')
+    batch = Batches(data, [torch.arange(0, 40, 5)])[0]
+    images, captions_, lengths = batch.images[batch.image_of], batch.captions, batch.caplens.unsqueeze(1)
+    encoder = Encoder('shapes_cnn', encoded_image_size=4)
+    encoder.fine_tune(True)
+    model = EncoderDecoder(encoder, DecoderWithBahdanauAttention(
+        16, 24, 48, int(captions_.max()) + 1, encoder_dim=encoder.encoder_dim, dropout=0.1)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.Adam([dict(params=[p for p in encoder.parameters() if p.requires_grad], lr=1e-4),
+                                  dict(params=model.decoder.parameters(), lr=2e-2)])
+    losses = []
+    for _ in range(30):
+        logits, _, targets, *_ = model(images, captions_, lengths)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.4 * losses[0]
+    changed = {name.partition('.')[0] for name, value in model.state_dict().items()
+               if not torch.equal(value, before[name])}
+    assert changed == {'encoder', 'decoder'}
+
+
+def test_resnet_50_and_the_bahdanau_decoder_by_settings(tiny_cfg, tmp_path):
+    """Its own 8 x 8 grid, from training to the attention maps."""
+    torch.save(torchvision.models.resnet50().state_dict(), tmp_path / 'resnet50.pth')
+    cfg = {**tiny_cfg, 'encoder': 'resnet50', 'encoder_weights': str(tmp_path / 'resnet50.pth'), 'epochs': 1,
+           'encoded_image_size': None, 'decoder': 'extensions.DecoderWithBahdanauAttention'}
+    train(cfg)
+    model = load_model(f"{cfg['output_folder']}/BEST_checkpoint_DecoderWithBahdanauAttention.pth.tar", 'cpu')
+    for caption in caption_split(model, 'TEST', beam_size=2, max_len=5):
+        assert caption['alphas'].shape == (len(caption['caption']), 8, 8)
 
 
 # --- Scheduled sampling ---

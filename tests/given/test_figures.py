@@ -151,7 +151,7 @@ def test_looks_word_by_word():
     axes, = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ['red', 'of']
     bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
-    assert bars == {'shapes and colours': [pytest.approx(0.7)], 'other words': [pytest.approx(0.3)]}
+    assert bars == {'shapes and colours: 0.80': [pytest.approx(0.7)], 'other words: 0.30': [pytest.approx(0.3)]}
 
 
 def test_pictures_with_the_words_of_many_decoders_beside():
