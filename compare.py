@@ -60,7 +60,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 found.append(tested(decoder_name(wanted), [best], history, best.parent, split, beam_sizes, spice,
                                     device))
         results.append(dict(name=name, seeds=found))
-    for ending, text in (('json', json.dumps(results, indent=1)), ('md', comparison_table(results))):
+    tables = f'{comparison_table(results)}\n{beam_table(results)}'
+    for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
         with atomic_path(folder / of_split(f'comparison.{ending}', split)) as path:
             path.write_text(text, encoding='utf-8')
     return results
@@ -216,6 +217,30 @@ def comparison_table(results):
         seconds = mean(seed['train_seconds'] for seed in seeds)
         cells.append(f'{seconds / 60:.1f}' if seconds else '')
         rows.append('| ' + ' | '.join(cells) + ' |')
+    return '\n'.join(rows) + '\n'
+
+
+def mean_scores(result):
+    """A run's scores for every beam size as of ``evaluate.evaluate``, the mean over its seeds; ``model``: its name."""
+    per_seed = [seed['scores'] for seed in result['seeds']]
+    scores = [{key: mean(row[key] for row in rows) for key in rows[0] if all(key in row for row in rows)}
+              for rows in zip(*per_seed, strict=True)]
+    return dict(model=result['name'], scores=[{**row, 'beam_size': own['beam_size']} for row, own in
+                                              zip(scores, per_seed[0], strict=True)])
+
+
+def beam_table(results):
+    """Markdown: a row per run and beam size, BLEU-1 to 4 and CIDEr-D (``cider.py``).
+
+    :param results: of :func:`compare`
+    """
+    metrics = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D']
+    rows = ['| decoder | beam | ' + ' | '.join(metrics) + ' |', '|:---' + '|---:' * (1 + len(metrics)) + '|']
+    for result in results:
+        for i, row in enumerate(result['seeds'][0]['scores']):
+            cells = [of_seeds([seed['scores'][i][metric] for seed in result['seeds']]) if all(
+                metric in seed['scores'][i] for seed in result['seeds']) else '' for metric in metrics]
+            rows.append(f"| {'' if i else result['name']} | {row['beam_size']} | {' | '.join(cells)} |")
     return '\n'.join(rows) + '\n'
 
 

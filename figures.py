@@ -80,12 +80,13 @@ def plot_comparison(histories):
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
     keys = dict(val_cross_entropy='validation cross-entropy', val_top5='validation top-5 accuracy, %',
                 val_greedy_bleu4='validation BLEU-4, greedy')
+    if any(keys.keys() - history[0].keys() for of_seeds in histories.values() for history in of_seeds):
+        del keys['val_cross_entropy']  # some were trained before it was recorded: then the loss, of all
+        keys = dict(val_loss='validation loss') | keys
     colors = plt.get_cmap('tab10' if len(histories) <= 10 else 'tab20')
     for i, (name, of_seeds) in enumerate(histories.items()):
         for seed, history in enumerate(of_seeds):
             for axes, key in zip(panels, keys, strict=True):
-                if key not in history[0] and key == 'val_cross_entropy':  # a training from before it was recorded
-                    key = 'val_loss'
                 axes.plot([entry['epoch'] for entry in history], [entry[key] for entry in history], marker='o',
                           markersize=3, color=colors(i), alpha=0.4 if seed else 1,
                           label=None if seed else label(name))
@@ -181,7 +182,7 @@ def plot_side_by_side(images, texts):
     return figure
 
 
-def plot_attention(image, words, alphas, columns=5):
+def plot_attention(image, words, alphas, sentinel=False, columns=5):
     """One map per word, smoothly enlarged over the picture: lit is where the decoder looked for that word.
 
     Each map has its own scale: its greatest weight leaves the picture as it is, its least one darkens it. The
@@ -192,11 +193,12 @@ def plot_attention(image, words, alphas, columns=5):
     :param image: (H, W, 3) uint8
     :param words: list of str
     :param alphas: (len(words), h, w) attention weights
+    :param sentinel: whether the decoder has one: then the panel is there even if the picture has all of the attention
     """
     panels = len(words) + 1
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    looks = how_much_it_looks(alphas)
+    looks = how_much_it_looks(alphas, sentinel)
     figure = plt.figure(figsize=(2.3 * columns, 2.5 * rows + 2.2 * (looks is not None)), layout='constrained')
     maps, *below = figure.subfigures(1 + (looks is not None), 1, squeeze=False,
                                      height_ratios=[2.5 * rows, 2.2][:1 + (looks is not None)]).flat
@@ -220,15 +222,16 @@ def plot_attention(image, words, alphas, columns=5):
     return figure
 
 
-def how_much_it_looks(alphas):
+def how_much_it_looks(alphas, sentinel=False):
     """1 - beta per word where a visual sentinel has the rest of the attention; None where the cells have all of it.
 
     :param alphas: (words, h, w), or None
+    :param sentinel: whether the decoder is known to have one: then never None but for no alphas
     """
     if alphas is None or not len(alphas):
         return None
     looks = np.asarray(alphas, dtype=float).reshape(len(alphas), -1).sum(axis=1)
-    return looks if (looks < 1 - 1e-3).any() else None
+    return looks if sentinel or (looks < 1 - 1e-3).any() else None
 
 
 def plot_looks(by_word, visual, at_least=10):

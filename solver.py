@@ -215,8 +215,9 @@ def train(cfg, encoder=None):
     model = build_model(cfg, word_map, encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
     check_decoder(model)
+    progress = dict(epoch=0, best_score=-1.0, epochs_since_improvement=0)
     if cfg['start_from']:
-        began = start_from(model, cfg['start_from'])
+        progress['began'] = start_from(model, cfg['start_from'])  # to hold this training's best epoch against
     elif cfg['word_vectors']:
         found = word_vectors.load(model.decoder.embedding, cfg['word_vectors'], word_map)
         words = len(word_map.keys() - SPECIAL_TOKENS)
@@ -234,7 +235,6 @@ def train(cfg, encoder=None):
         open_layers = [p for p in model.encoder.parameters() if p.requires_grad]
         optimizers['encoder'] = torch.optim.Adam(open_layers, lr=cfg['encoder_lr'], fused=fused)
 
-    progress = dict(epoch=0, best_score=-1.0, epochs_since_improvement=0)
     if cfg['checkpoint']:
         progress = resume(model, optimizers, cfg['checkpoint'])
     train_data, val_data = (caption_dataset(model, split, hold=cfg['hold_features']) for split in ('TRAIN', 'VAL'))
@@ -281,8 +281,8 @@ def train(cfg, encoder=None):
 
         score = val_scores['greedy_cider' if cfg['self_critical'] else 'greedy_bleu4']
         improved = score > progress['best_score']
-        progress = dict(epoch=epoch, best_score=max(score, progress['best_score']),
-                        epochs_since_improvement=0 if improved else idle + 1)
+        progress |= dict(epoch=epoch, best_score=max(score, progress['best_score']),
+                         epochs_since_improvement=0 if improved else idle + 1)
         model.history.append(dict(
             epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
             **{f'val_{name}': score for name, score in val_scores.items()},
@@ -295,8 +295,9 @@ def train(cfg, encoder=None):
             with atomic_path(history_path(cfg)) as temporary:
                 temporary.write_text(json.dumps(model.history, indent=1))
         processes.wait_for_all()
-    if cfg['start_from'] and not cfg['checkpoint']:
-        processes.say(f'Before: {greedy_scores(began)}.\nAfter:  {greedy_scores(best_epoch(model.history))}.')
+    if 'began' in progress and model.history:
+        after = greedy_scores(best_epoch(model.history))
+        processes.say(f"Before: {greedy_scores(progress['began'])}.\nAfter:  {after}.")
     return model.history
 
 
@@ -632,7 +633,8 @@ def resume(model, optimizers, path):
 
     The learning rates of the settings hold where they are not those of the checkpoint.
 
-    :return: its progress: dict of ``epoch``, ``best_score``, ``epochs_since_improvement``
+    :return: its progress: dict of ``epoch``, ``best_score``, ``epochs_since_improvement``; of a second training also
+        ``began``, the last epoch of the first
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state = read_checkpoint(path)

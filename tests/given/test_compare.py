@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import compare as module
-from compare import compare, comparison_table, of_seeds, side_by_side
+from compare import beam_table, compare, comparison_table, mean_scores, of_seeds, side_by_side
 
 RUNS = {
     'plain LSTM': dict(attention=False),
@@ -48,7 +48,9 @@ def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
             'both/test_Ensemble.json', 'both/test_Ensemble_results.json', 'both/test_annotations.json'} <= files
     assert json.loads((tmp_path / 'comparison.json').read_text()) == json.loads(json.dumps(results))
     table = (tmp_path / 'comparison.md').read_text()
+    table, of_beams = table.split('\n\n')
     rows = table.splitlines()
+    assert len(of_beams.splitlines()) == 2 + 4 * 3
     assert len(rows) == 6 and len({row.count('|') for row in rows}) == 1
     assert '| 3 of 3' in rows[3] or '| 2 of 3' in rows[3] or '| 1 of 3' in rows[3]
     assert rows[5].startswith('| both | ') and '±' in rows[2] and '±' not in rows[5]
@@ -170,15 +172,23 @@ def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, monkey
     assert not list(Path(tmp_path).iterdir())
 
 
-def test_table_by_hand():
+def test_tables_by_hand():
     def seed(bleu, best):
-        scores = [{'beam_size': beam, 'BLEU-1': 0.5 + bleu, 'BLEU-4': bleu + beam / 100} for beam in (1, 3)]
+        scores = [{'beam_size': beam, 'BLEU-1': 0.5 + bleu, 'BLEU-2': 0.4, 'BLEU-3': 0.3, 'BLEU-4': bleu + beam / 100,
+                   **({'CIDEr-D': 0.7} if best != 9 else {})} for beam in (1, 3)]
         return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3, train_seconds=90,
                     coco=dict(CIDEr=0.6))
 
-    table = comparison_table([dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5)]),
-                              dict(name='two', seeds=[seed(0.3, 9)])])
+    results = [dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5)]), dict(name='two', seeds=[seed(0.3, 9)])]
+    table = comparison_table(results)
     assert table.splitlines()[2] == (
         '| one | 1,234 | 4 of 9, 5 of 9 | 0.160 ± 0.071 | 0.180 ± 0.071 | 0.650 ± 0.071 | 0.600 ± 0.000 | 1.5 |')
     assert table.splitlines()[3] == '| two | 1,234 | 9 of 9 | 0.310 | 0.330 | 0.800 | 0.600 | 1.5 |'
     assert of_seeds([0.25]) == '0.250'
+    rows = beam_table(results).splitlines()
+    assert rows[0] == '| decoder | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | CIDEr-D |'
+    assert rows[2] == ('| one | 1 | 0.650 ± 0.071 | 0.400 ± 0.000 | 0.300 ± 0.000 | 0.160 ± 0.071 | 0.700 ± 0.000 |')
+    assert rows[3].startswith('|  | 3 | 0.650 ± 0.071 |') and rows[5] == '|  | 3 | 0.800 | 0.400 | 0.300 | 0.330 |  |'
+    one = mean_scores(results[0])
+    assert one['model'] == 'one' and [row['beam_size'] for row in one['scores']] == [1, 3]
+    assert [row['BLEU-4'] for row in one['scores']] == pytest.approx([0.16, 0.18])

@@ -93,10 +93,16 @@ def test_teacher_forcing_equals_step_repeated(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
+@torch.no_grad()
 def test_forward_and_steps_agree_in_single_precision(kind):
     decoder = make(kind).float()
-    for one, other in zip(run(decoder, pictures().float()), run(make(kind)), strict=True):
-        assert (one - other).abs().max() < 1e-5
+    predictions, *alphas = run(decoder, pictures().float())
+    for i, length in enumerate(LENGTHS):
+        state, memory = decoder.start(pictures()[i:i + 1].float())
+        for t in range(length - 1):
+            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
+            assert scores.dtype == torch.float32 and (scores[0] - predictions[i, t]).abs().max() < 1e-5
+            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize('kind', KINDS)
@@ -214,11 +220,15 @@ def paper_step(decoder, picture, word, h, m, slip=None):
         s = g * new_m if slip == 's without tanh' else s
         z_s = score(decoder.W_s, s)
         alpha_hat = torch.cat([z, z_s.unsqueeze(0)]).softmax(dim=0)
-        beta = torch.sigmoid(z_s) if slip == 'beta from a sigmoid of its own' else alpha_hat[-1]
+        beta = {'beta from a sigmoid of its own': torch.sigmoid(z_s),
+                'beta from a second softmax': torch.cat([alpha, z_s.unsqueeze(0)]).softmax(dim=0)[-1],
+                'beta from alpha': alpha[-1]}.get(slip, alpha_hat[-1])
+        seen = context
+        context = beta * s + (1 - beta) * seen   # eq. 11
         if slip == 'the context counted down twice':
-            context = beta * s + (1 - beta) * sum(a * v for a, v in zip(alpha_hat, V, strict=False))
-        else:
-            context = beta * s + (1 - beta) * context   # eq. 11
+            context = beta * s + (1 - beta) ** 2 * seen
+        if slip == 'the context added twice':
+            context = context + seen
         if slip != 'alphas that sum to 1':
             alpha = (1 - beta) * alpha
     scored = context if slip == 'h left out of the scores' else context + new_h
@@ -237,6 +247,11 @@ ADAPTIVE_SLIPS = {
     'the gate from the new h': 'the gate comes from the old hidden state h_{t-1} (eq. 9), not from the new one',
     'beta from a sigmoid of its own': 'beta is the last entry of the softmax over pixels and sentinel (eq. 12), not a '
                                       'sigmoid of its own',
+    'beta from a second softmax': 'beta is the last entry of the one softmax over all scores (eq. 12), not of a '
+                                  'second one over the weights and the sentinel\'s score',
+    'beta from alpha': 'beta is the last entry of alpha^ (eq. 12), over pixels and sentinel; alpha, as the paper '
+                       'prints it, has no entry for the sentinel',
+    'the context added twice': 'the context is in twice: c^ = beta s + (1 - beta) c is all of it (eq. 11)',
     'the context counted down twice': 'the pixels\' weights of that softmax sum to 1 - beta already: (1 - beta) is in '
                                       'twice'}
 
@@ -260,7 +275,7 @@ def test_spatial_and_adaptive_attention_are_the_papers(kind, todo, slips):
     same(alpha, expected[1], f'{where}.attend: alpha', 'num_pixels',
          'softmax of w_h tanh(W_v V + W_g h) over the pixels' + ' and the sentinel; its part goes' * (todo == 7),
          {slips[slip]: paper(slip)[1] for slip in slips if slip not in (
-             'h left out of the scores', 'the context counted down twice')} | (
+             'h left out of the scores', 'the context counted down twice', 'the context added twice')} | (
              {'alpha sums to 1 - beta: return the pixels\' part of the softmax as it is':
                  paper('alphas that sum to 1')[1]} if kind == 'adaptive' else {}), 1e-12)
     same(scores, expected[0], f'{where}.one_step: predictions', 'vocab_size', 'fc(dropout(c + h)), without softmax',
@@ -458,12 +473,19 @@ def test_resnet_50_and_the_bahdanau_decoder_by_settings(tiny_cfg, tmp_path):
 
 
 def test_a_teacher_forcing_of_one_is_plain_teacher_forcing():
+    """In training: what people's words give, read one by one; and no random number is drawn."""
     decoder = make('bahdanau').train()
-    decoder.dropout.p = 0.0
-    plain = run(decoder)[0]
-    decoder.teacher_forcing = 1.0
-    state = torch.get_rng_state()
-    assert torch.equal(run(decoder)[0], plain) and torch.equal(torch.get_rng_state(), state)
+    decoder.dropout.p, decoder.teacher_forcing = 0.0, 1.0
+    random = torch.get_rng_state()
+    predictions = run(decoder)[0]
+    assert torch.equal(torch.get_rng_state(), random)
+    for i, length in enumerate(LENGTHS):
+        state, memory = decoder.start(pictures()[i:i + 1])
+        for t in range(length - 1):
+            scores, state, _ = decoder.step(captions()[i:i + 1, t], state, memory)
+            assert (scores[0] - predictions[i, t]).abs().max() < 1e-12
+    decoder.teacher_forcing = 0.0
+    assert (run(decoder)[0] - predictions).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize('ratio', [0.0, 0.3])

@@ -124,10 +124,16 @@ def test_comparison():
         assert first == second != other  # a run's seeds are alike
     legend, = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ['soft attention', 'another']
+    assert figure.axes[0].get_title() == 'validation cross-entropy'
+    for entry in histories['another'][0]:
+        del entry['val_cross_entropy']  # trained before it was recorded: not two things in one panel
+    losses = plot_comparison(histories).axes[0]
+    assert losses.get_title() == 'validation loss'
+    assert [line.get_ydata()[0] for line in losses.lines] == [3.5, 3.5, 3.5]
 
 
-def when_it_looks(alphas):
-    figure = plot_attention(picture(), ['of', 'red', 'stars'], alphas)
+def when_it_looks(alphas, sentinel=False):
+    figure = plot_attention(picture(), ['of', 'red', 'stars'], alphas, sentinel)
     figure.canvas.draw()
     return [axes for axes in figure.axes if axes.get_title() == 'when it looks']
 
@@ -135,6 +141,8 @@ def when_it_looks(alphas):
 def test_when_it_looks():
     alphas = np.random.default_rng(0).dirichlet(np.ones(16), 3).reshape(3, 4, 4)
     assert not when_it_looks(alphas)  # all of the attention is the picture's
+    panel, = when_it_looks(alphas, sentinel=True)  # it could look away, and never does
+    assert [bar.get_height() for bar in panel.patches] == pytest.approx([1, 1, 1])
     panel, = when_it_looks(alphas * np.array([0.1, 0.9, 0.7]).reshape(3, 1, 1))
     assert [bar.get_height() for bar in panel.patches] == pytest.approx([0.1, 0.9, 0.7])
     assert [text.get_text() for text in panel.get_xticklabels()] == ['of', 'red', 'stars']

@@ -265,6 +265,18 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
 
 
+def test_a_training_that_was_stopped_still_knows_what_it_began_with(trained, tmp_path, capsys):
+    cfg, start = trained
+    cfg = {**cfg, 'start_from': start, 'self_critical': 'mean', 'samples': 2, 'epochs': 1,
+           'output_folder': str(tmp_path)}
+    train(cfg)
+    first = re.search('Before: .*', capsys.readouterr().out)[0]
+    checkpoint = str(checkpoint_paths({**DEFAULTS, **cfg})[0])
+    for again in (None, start):
+        train({**cfg, 'epochs': 2, 'checkpoint': checkpoint, 'start_from': again, 'output_folder': str(tmp_path / '2')})
+        assert re.search('Before: .*', capsys.readouterr().out)[0] == first
+
+
 @pytest.mark.parametrize('bf16', [True, False])
 def test_half_precision_is_a_setting_here_too(trained, bf16, tmp_path, monkeypatch):
     cfg, start = trained
