@@ -132,8 +132,11 @@ class DecoderWithSpatialAttention(nn.Module):
     def one_step(self, embeddings, V, keys, v_g, h, m):
         """Read one word, look, score the next.
 
-        :param embeddings: (batch_size, embed_dim); ``h``, ``m``: (batch_size, decoder_dim) the old state
-        :return: predictions (batch_size, vocab_size), alpha (batch_size, num_pixels), new h, new m
+        :param embeddings: (batch_size, embed_dim)
+        :param V, keys, v_g: as ``look`` returns them
+        :param h, m: (batch_size, decoder_dim) the old state
+        :return: predictions (batch_size, vocab_size), alpha (batch_size, num_pixels), new h and m (batch_size,
+            decoder_dim)
         """
         # TODO 6: DecoderWithSpatialAttention.one_step
         #   1. x = [w_t; v_g]                                (batch_size, 2 embed_dim)
@@ -180,13 +183,19 @@ class DecoderWithSpatialAttention(nn.Module):
         """Nothing here needs the cell states."""
 
     def start(self, encoder_out):
-        """:return: first state (zeros) and memory, tuples of (batch_size, ...) tensors"""
+        """
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
+        :return: first state, h and m of zeros (batch_size, decoder_dim); memory: V, keys and v_g as of ``look``
+        """
         V, keys, v_g = self.look(flatten_pixels(encoder_out))
         zero = V.new_zeros(len(V), self.decode_step.hidden_size)
         return (zero, zero), (V, keys, v_g)
 
     def step(self, words, state, memory):
-        """:return: scores of the next word (batch_size, vocab_size), new state, alpha (batch_size, num_pixels)"""
+        """
+        :param words: (batch_size,); ``state``, ``memory``: as ``start`` returns them
+        :return: scores of the next word (batch_size, vocab_size), new state, alpha (batch_size, num_pixels)
+        """
         predictions, alpha, h, m = self.one_step(self.embedding(words), *memory, *state)
         return predictions, (h, m), alpha
 
@@ -203,6 +212,8 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         p = softmax(W_p (c^_t + h_t))                                             (eq. 13)
 
     The alphas that it returns are the pixels' part of alpha^_t: they sum to 1 - beta_t, "how much it looks".
+
+    Parameters are those of :class:`DecoderWithSpatialAttention`; ``decoder_dim`` is the sentinel's length, too.
 
     On a small data set the sentinel may take everything before the decoder has learned to look: train a few epochs with
     the penalty of *Show, Attend and Tell* (``alpha_c=0.3``), then go on without it (``start_from``, ``alpha_c=0``).
@@ -287,12 +298,17 @@ class WordByWord(nn.Module):
     teacher_forcing = 1.0
 
     def step(self, words, state, memory):
-        """:return: scores of the next word (batch_size, vocab_size), new state, alpha (None: no attention)"""
+        """
+        :param words: (batch_size,); ``state``, ``memory``: as ``start`` returns them
+        :return: scores of the next word (batch_size, vocab_size), new state, alpha (batch_size, num_pixels), or None
+            without attention
+        """
         output, state, alpha = self.read(words, state, memory)
         return self.word_scores(output), state, alpha
 
     def forward(self, encoder_out, encoded_captions, caption_lengths):
-        """
+        """Teacher forcing, or scheduled sampling; parameters as of ``models.DecoderWithAttention.forward``.
+
         :return: predictions, a ``PackedSequence`` of (words, vocab_size); sorted captions; decode lengths;
             with attention: alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
         """
@@ -321,10 +337,14 @@ class DecoderWithCell(WordByWord):
 
     The picture is the first "word": x_{-1} = bn(init(mean of the pixels)), state_{-1} = cell(x_{-1}, 0).
 
-    - RNN (Elman 1990):           h_t = tanh(W x_t + U h_{t-1})
-    - GRU (Cho et al. 2014):      r, z = sigmoid(W x_t + U h_{t-1}),  n = tanh(W_n x_t + r * (U_n h_{t-1})),
-                                  h_t = (1 - z) * n + z * h_{t-1}      (as in torch; the paper has U_n (r * h_{t-1}))
-    - LSTM (Hochreiter and Schmidhuber 1997): ``models.DecoderWithRNN`` again, word by word
+    - RNN (Elman 1990, *Finding Structure in Time*):
+          h_t = tanh(W x_t + U h_{t-1})
+    - GRU (Cho et al. 2014, arXiv 1406.1078, eqs. 5 to 8):
+          r, z = sigmoid(W x_t + U h_{t-1}),  n = tanh(W_n x_t + r * (U_n h_{t-1}))     (the paper: U_n (r * h_{t-1}))
+          h_t = (1 - z) * n + z * h_{t-1}
+    - LSTM (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000):
+          i, f, o = sigmoid(W x_t + U h_{t-1}),  g = tanh(W_g x_t + U_g h_{t-1})
+          c_t = f * c_{t-1} + i * g,  h_t = o * tanh(c_t)       (so it is ``models.DecoderWithRNN``, word by word)
 
     :param embed_dim, decoder_dim: length of a word vector, and of the state
     :param vocab_size, encoder_dim: number of words, and of channels of the encoder's grid
@@ -363,7 +383,10 @@ class DecoderWithCell(WordByWord):
         ### END SOLUTION
 
     def start(self, encoder_out):
-        """:return: state after the picture; no memory"""
+        """
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
+        :return: state after the picture, (h,) or (h, c), each (batch_size, decoder_dim); no memory
+        """
         picture = self.bn(self.init(flatten_pixels(encoder_out).mean(dim=1)))
         return self.one_step(picture), ()
 
@@ -423,7 +446,7 @@ class BahdanauAttention(nn.Module):
 class DecoderWithBahdanauAttention(WordByWord):
     """LSTM decoder with gated additive attention; made for :class:`ResNetEncoder`, but takes any grid.
 
-    First state and gate are those of *Show, Attend and Tell*, sec. 3.1.2 and 4.2.1:
+    First state and gate are those of *Show, Attend and Tell* (Xu et al. 2015, arXiv 1502.03044), sec. 3.1.2 and 4.2.1:
 
         h_0 = tanh(W_h0 mean(a)),  c_0 = tanh(W_c0 mean(a))
         context = sigmoid(f_beta(h_{t-1})) * BahdanauAttention(a, h_{t-1})
@@ -558,11 +581,11 @@ class ScaledDotProductAttention(nn.Module):
 
 
 class CaptionNet(WordByWord):
-    """LSTM decoder with scaled dot-product attention and deep output.
+    """LSTM decoder with scaled dot-product attention and deep output. Its parts are from papers, the whole from none.
 
-        context = attention(cells, h_{t-1})
-        h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})
-        p = softmax(MLP([h_t; context; w_t]))     (deep output, as in *Show, Attend and Tell*, eq. 7, with a tanh)
+        context = attention(cells, h_{t-1})                   (Vaswani et al. 2017, arXiv 1706.03762, eq. 1)
+        h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})     (*Show, Attend and Tell*, arXiv 1502.03044, eqs. 1 to 3)
+        p = softmax(MLP([h_t; context; w_t]))                 (deep output, its eq. 7, with a tanh)
 
     The grid is (batch_size, h, w, channels) or (batch_size, cells, channels) as everywhere in this lab, or
     (batch_size, channels, cells), as VGG features often come; where there are as many cells as channels, the
@@ -605,7 +628,8 @@ class CaptionNet(WordByWord):
 
         :param embeddings: (batch_size, embed_dim); ``cells``: (batch_size, num_cells, encoder_dim)
         :param keys: of the cells (batch_size, num_cells, attention_dim); ``h``, ``c``: (batch_size, decoder_dim)
-        :return: [h; context; embedding] (batch_size, decoder_dim + encoder_dim + embed_dim), alpha, new h, new c
+        :return: [h; context; embedding] (batch_size, decoder_dim + encoder_dim + embed_dim), alpha (batch_size,
+            num_cells), new h and c (batch_size, decoder_dim)
         """
         # TODO 10: CaptionNet.one_step
         #   1. context, alpha from the attention of the old h
