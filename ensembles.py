@@ -36,7 +36,7 @@ class Ensemble(nn.Module):
         #   1. each decoder's own step on the words: of state and memory it takes the next self.sizes of them, in order
         #   2. the mean of the decoders' probabilities (softmax of their scores), and its log
         #      (log_softmax, logsumexp and log_softmax again do it without numbers too small to hold)
-        #   3. the new states one after the other in a tuple; the mean of the alphas, if each decoder has some
+        #   3. the new states one after the other in a tuple; mean_alpha of the alphas
         ### BEGIN SOLUTION
         scores, states, alphas = [], (), []
         for decoder, (of_state, of_memory) in zip(self.decoders, self.sizes, strict=True):
@@ -46,9 +46,13 @@ class Ensemble(nn.Module):
             states += tuple(new)
             alphas.append(alpha)
         scores = torch.stack(scores).logsumexp(dim=0).log_softmax(dim=1)  # the sum, and divided by their number
-        attend = all(alpha is not None for alpha in alphas)
-        return scores, states, torch.stack(alphas).mean(dim=0) if attend else None
+        return scores, states, mean_alpha(alphas)
         ### END SOLUTION
+
+
+def mean_alpha(alphas):
+    """:return: the mean of several (batch_size, num_pixels), or None if one of them is None"""
+    return None if any(alpha is None for alpha in alphas) else torch.stack(alphas).mean(dim=0)
 
 
 def load_ensemble(paths, device=None):

@@ -100,7 +100,9 @@ class DecoderWithSpatialAttention(nn.Module):
             v_g (batch_size, embed_dim)
         """
         # TODO 6: DecoderWithSpatialAttention.look
-        #   V = ReLU(W_a a_i), all pixels at once; v_g = ReLU(W_b of the mean over the pixels)
+        #   1. V = ReLU(W_a a_i), all pixels at once
+        #   2. v_g = ReLU(W_b of the mean over the pixels of encoder_out)
+        #   3. return V, W_v of V, v_g
         ### BEGIN SOLUTION
         V = F.relu(self.W_a(encoder_out))
         v_g = F.relu(self.W_b(encoder_out.mean(dim=1)))
@@ -117,7 +119,8 @@ class DecoderWithSpatialAttention(nn.Module):
         :return: c_t (batch_size, ..., decoder_dim), alpha (batch_size, ..., num_pixels)
         """
         # TODO 6: DecoderWithSpatialAttention.attend
-        #   alpha = softmax of self.score(keys, h) over the pixels; c = weighted_sum(alpha, V)
+        #   1. alpha = softmax of self.score(keys, h) over the pixels: the last dimension, one of steps may come before
+        #   2. c = weighted_sum(alpha, V)
         ### BEGIN SOLUTION
         z = self.score(keys, h)
         alpha = z.softmax(dim=-1)
@@ -140,7 +143,7 @@ class DecoderWithSpatialAttention(nn.Module):
         """
         # TODO 6: DecoderWithSpatialAttention.one_step
         #   1. x = [w_t; v_g]                                (batch_size, 2 embed_dim)
-        #   2. the LSTM on x, keeping the old h
+        #   2. the LSTM on x from (h, m); keep the old h, the sentinel of TODO 7 wants it
         #   3. c, alpha = self.attend(V, keys, new h, x, old h, tanh(new m))
         #   4. predictions = fc(dropout(c + new h))            (batch_size, vocab_size)
         ### BEGIN SOLUTION
@@ -243,8 +246,8 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         """As in the class above, but c^_t, and alpha^_t without its last entry."""
         # TODO 7: DecoderWithAdaptiveAttention.attend
         #   1. s = self.sentinel(...);  its score: w_h tanh(W_s s + W_g h)         (batch_size, ..., 1)
-        #   2. softmax over the scores of the pixels and of the sentinel together
-        #   3. beta = the last entry;  c^ = beta s + weighted_sum(the others, V)
+        #   2. softmax over the scores of the pixels (self.score) and of the sentinel together, the last dimension
+        #   3. beta = the last entry, [..., -1:] to keep the dimension;  c^ = beta s + weighted_sum(the others, V)
         #   4. return c^, the others
         ### BEGIN SOLUTION
         s = self.sentinel(x, h_before, tanh_m)
@@ -374,8 +377,8 @@ class DecoderWithCell(WordByWord):
         :return: new state: tuple (h,) or (h, c)
         """
         # TODO 8: DecoderWithCell.one_step
-        #   an LSTM cell takes and gives (h, c), the others h alone; without a state they start from zeros
-        #   return a tuple
+        #   self.decode_step takes embeddings and state: an LSTM cell (h, c) and gives (h, c), the others h alone.
+        #   Without a state call it with the embeddings alone: it starts from zeros. Return a tuple, (h,) or (h, c)
         ### BEGIN SOLUTION
         if isinstance(self.decode_step, nn.LSTMCell):
             return self.decode_step(embeddings, state or None)
@@ -496,7 +499,7 @@ class DecoderWithBahdanauAttention(WordByWord):
         # TODO 9: DecoderWithBahdanauAttention.start
         #   1. the pixels in one row, by flatten_pixels, and their mean
         #   2. h and c: each the tanh of its own Linear layer on the mean
-        #   3. return (h, c), (pixels, keys)
+        #   3. return (h, c), (pixels, keys); the keys are the attention's U of the pixels
         ### BEGIN SOLUTION
         encoder_out = flatten_pixels(encoder_out)
         mean = encoder_out.mean(dim=1)
@@ -565,8 +568,8 @@ class ScaledDotProductAttention(nn.Module):
         :return: context (batch_size, encoder_dim); alpha (batch_size, num_pixels), the mean over the heads
         """
         # TODO 10: ScaledDotProductAttention.forward
-        #   1. q from h, k from the cells, v the cells, each split among the heads:
-        #                                                      (batch_size, heads, ..., channels of a head)
+        #   1. keys = key(cells), if there are none;  q from h, k the keys, v the cells, each split among the heads: the
+        #      first head has the first channels             (batch_size, heads, ..., channels of a head)
         #   2. context = F.scaled_dot_product_attention(q, k, v), the heads side by side again:
         #                                                      (batch_size, encoder_dim)
         #   3. alpha = softmax of q k^T / sqrt(channels of a head) over the keys, the mean over the heads
@@ -686,7 +689,7 @@ def true_or_own(true_words, scores, teacher_forcing):
     :return: (n,) each the true word with this probability, else one drawn from softmax(scores)
     """
     # TODO 11: true_or_own
-    #   1. own: a word for each row, drawn from the softmax of its scores (torch.multinomial)
+    #   1. own: a word for each row, drawn from the softmax of its scores (torch.multinomial gives (n, 1))
     #   2. a random number between 0 and 1 for each row: below teacher_forcing it is the true word (torch.where)
     ### BEGIN SOLUTION
     own = torch.multinomial(scores.float().softmax(dim=1), 1).squeeze(1)

@@ -67,7 +67,8 @@ class SelfCritical:
 def surrogate_loss(log_p, reward, greedy_reward, weights):
     """A loss whose gradient is that of L, eqs. 5 to 8.
 
-    :param log_p: (n, samples) log-probabilities of the captions drawn for n pictures, with gradient
+    :param log_p: (n, samples) log-probabilities of the captions drawn for n pictures, with gradient; on the decoder's
+        device, the others on the CPU
     :param reward: (n, samples) their CIDEr-D
     :param greedy_reward: (n,) that of the greedy captions, the baseline; None: the mean of the *other* samples is
     :param weights: (n,) how much each picture counts
@@ -76,7 +77,7 @@ def surrogate_loss(log_p, reward, greedy_reward, weights):
     # TODO 12: surrogate_loss
     #   1. the baseline b: of a picture for all its samples    (n, 1)
     #      or of each sample, the mean reward of the others    (n, samples)
-    #   2. advantage = reward - b; it is a number: no gradient goes through it
+    #   2. advantage = reward - b; it is a number: no gradient goes through it. It must come to log_p.device
     #   3. minus the mean over the samples of advantage * log_p, and the sum over the pictures, each times its weight
     ### BEGIN SOLUTION
     if greedy_reward is None:

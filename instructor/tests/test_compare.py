@@ -32,7 +32,8 @@ def test_another_data_set(tmp_path):
     assert run.returncode == 0, run.stderr[-2000:]
     table = (tmp_path / 'runs/val_comparison.md').read_text()
     assert table in run.stdout
-    assert [line.split(' | ')[0] for line in table.splitlines()[2:]] == ['| plain', '| attentive']
+    rows = table.split('\n\n')[0].splitlines()[2:]
+    assert [row.split(' | ')[0] for row in rows] == ['| plain', '| attentive']
     assert {path.stem for path in (tmp_path / 'runs/figures').glob('*.png')} == {
         'val_curves', 'val_bleu', 'val_captions'}
     assert (tmp_path / 'runs/attentive/seed_3').is_dir() and not (tmp_path / 'build/data').exists()

@@ -78,110 +78,6 @@ def run(decoder, encoder_out=None, tokens=None):
     return [values[back] for values in (pad_packed_sequence(predictions, batch_first=True)[0], *alphas)]
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_teacher_forcing_equals_step_repeated(kind):
-    decoder = make(kind)
-    predictions, *alphas = run(decoder)
-    for i, length in enumerate(LENGTHS):
-        state, memory = decoder.start(pictures()[i:i + 1])
-        for t in range(length - 1):
-            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
-            assert (scores[0] - predictions[i, t]).abs().max() < 1e-10
-            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-10
-        for values in (predictions, *alphas):
-            assert (values[i, length - 1:] == 0).all()
-
-
-@pytest.mark.parametrize('kind', KINDS)
-@torch.no_grad()
-def test_forward_and_steps_agree_in_single_precision(kind):
-    decoder = make(kind).float()
-    predictions, *alphas = run(decoder, pictures().float())
-    for i, length in enumerate(LENGTHS):
-        state, memory = decoder.start(pictures()[i:i + 1].float())
-        for t in range(length - 1):
-            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
-            assert scores.dtype == torch.float32 and (scores[0] - predictions[i, t]).abs().max() < 1e-5
-            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_a_prediction_does_not_see_the_word_to_come(kind):
-    decoder, tokens = make(kind), captions()
-    predictions = run(decoder)[0]
-    for t in range(1, max(LENGTHS) - 1):
-        changed = tokens.clone()
-        changed[:, t:] = changed[:, t:] % (WORDS - 1) + 1
-        now = run(decoder, tokens=changed)[0]
-        assert torch.equal(now[:, :t], predictions[:, :t])
-        assert (now[1, t] - predictions[1, t]).abs().max() > 1e-6  # word t itself is read
-
-
-@pytest.mark.parametrize('kind', ATTENDING)
-def test_alphas_move_with_the_pixels(kind):
-    decoder, order = make(kind), torch.tensor([3, 0, 5, 1, 4, 2])
-    predictions, alphas = run(decoder)
-    moved, alphas_moved = run(decoder, pictures().flatten(1, 2)[:, order].view_as(pictures()))
-    assert (moved - predictions).abs().max() < 1e-10
-    assert (alphas_moved - alphas[..., order]).abs().max() < 1e-10
-    assert alphas.std(dim=2)[0, 0] > 1e-3  # not all alike, or this would show nothing
-
-
-@pytest.mark.parametrize('kind', ATTENDING)
-def test_alphas_are_weights(kind):
-    _, alphas = run(make(kind))
-    running = torch.arange(alphas.shape[1]) < torch.tensor(LENGTHS).unsqueeze(1) - 1
-    sums = alphas.sum(dim=2)
-    assert (alphas >= 0).all() and (sums[~running] == 0).all()
-    if kind == 'adaptive':
-        assert ((sums[running] > 0.05) & (sums[running] < 0.999)).all()  # the rest is beta
-    else:
-        assert (sums[running] - 1).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_every_parameter_gets_a_gradient_and_the_picture_matters(kind):
-    decoder = make(kind).train()
-    for module in decoder.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    predictions, captions_, lengths, *alphas, sort_ind = decoder(
-        pictures(), captions(), torch.tensor(LENGTHS).unsqueeze(1))
-    loss, *_ = caption_loss((predictions, captions_, lengths, *alphas, sort_ind), 1.0)
-    loss.backward()
-    for name, parameter in decoder.named_parameters():
-        if name not in ('init.bias', 'attention.key.bias'):  # batch norm or softmax takes it out again
-            assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name
-    decoder.eval()
-    assert (run(decoder)[0] - run(decoder, -pictures())[0]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_dropout_is_off_in_eval_and_on_in_training(kind):
-    decoder = make(kind, dropout=0.5)
-    assert torch.equal(run(decoder)[0], run(decoder)[0])
-    decoder.train()
-    assert not torch.equal(run(decoder)[0], run(decoder)[0])
-
-
-@pytest.mark.parametrize('kind', KINDS)
-def test_five_captions_are_learned_by_heart(kind):
-    torch.manual_seed(0)
-    cls, options = KINDS[kind]
-    decoder = cls(**{**SIZES, 'decoder_dim': 40, 'embed_dim': 20}, **options, dropout=0.0)
-    optimizer = torch.optim.Adam(decoder.parameters(), lr=0.02)
-    for _ in range(200):
-        loss, *_ = caption_loss(decoder(pictures().float(), captions(), torch.tensor(LENGTHS).unsqueeze(1)), 0.0)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert loss < 0.1
-    word_map = {'<pad>': 0, '<unk>': 0, '<start>': int(captions()[0, 0]), '<end>': int(captions()[0, 4])}
-    found = greedy_search(decoder, pictures()[:1].float(), word_map, 8)
-    assert found[0].words == captions()[0, 1:4].tolist()
-    assert len(beam_search(decoder, pictures().float(), word_map, 3, 6)) == len(LENGTHS)
-
-
 # --- The equations, written out cell by cell ---
 
 
@@ -256,14 +152,72 @@ ADAPTIVE_SLIPS = {
                                       'twice'}
 
 
+@pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
+def test_layers_of_spatial_and_adaptive_attention(kind, todo):
+    weights = {name: tuple(weight.shape) for name, weight in make(kind, dropout=0.25).named_parameters()}
+    expected = {
+        'embedding.weight': (WORDS, EMBED), 'W_a.weight': (STATE, ENCODER), 'W_a.bias': (STATE,),
+        'W_b.weight': (EMBED, ENCODER), 'W_b.bias': (EMBED,), 'decode_step.weight_ih': (4 * STATE, 2 * EMBED),
+        'decode_step.weight_hh': (4 * STATE, STATE), 'decode_step.bias_ih': (4 * STATE,),
+        'decode_step.bias_hh': (4 * STATE,), 'W_v.weight': (ATTENTION, STATE), 'W_g.weight': (ATTENTION, STATE),
+        'w_h.weight': (1, ATTENTION), 'fc.weight': (WORDS, STATE), 'fc.bias': (WORDS,)}
+    if kind == 'adaptive':
+        expected |= {'W_x.weight': (STATE, 2 * EMBED), 'W_x.bias': (STATE,), 'W_h.weight': (STATE, STATE),
+                     'W_s.weight': (ATTENTION, STATE)}
+    wrong = sorted(name for name in weights.keys() | expected.keys() if weights.get(name) != expected.get(name))
+    if wrong:
+        pytest.fail(f'TODO {todo}, {KINDS[kind][0].__name__}.__init__: ' + '; '.join(
+            f'expected {name} {expected.get(name, "not at all")}, here {weights.get(name, "there is none")}'
+            for name in wrong) + '. Likely cause: in and out exchanged, or bias=False missing, or out of place.',
+            pytrace=False)
+    same(make(kind, dropout=0.25).dropout.p, 0.25, f'TODO {todo}, {KINDS[kind][0].__name__}.__init__: dropout.p', '',
+         'nn.Dropout(dropout)', {'nn.Dropout without its argument': 0.5})
+
+
+@torch.no_grad()
+def test_how_spatial_attention_sees_the_picture():
+    decoder, pixels = make('spatial'), pictures()[1].flatten(0, 1)
+    found, where = decoder.look(pixels.unsqueeze(0)), 'TODO 6, DecoderWithSpatialAttention.look'
+    if not isinstance(found, tuple) or len(found) != 3:
+        pytest.fail(f'{where}: expected V, W_v of V and v_g; here {len(found) if isinstance(found, tuple) else 1} of '
+                    'them. Likely cause: W_v of V is left out.', pytrace=False)
+    (V,), (keys,), (v_g,) = found
+    rows, mean = linear_rows(decoder.W_a, pixels), pixels.mean(0)
+    same(V, rows.relu(), f'{where}: V', 'num_pixels, decoder_dim', 'V = ReLU(W_a a_i)', {'the ReLU is missing': rows},
+         1e-12)
+    same(keys, linear_rows(decoder.W_v, V), f'{where}: W_v of V', 'num_pixels, attention_dim', 'W_v of V',
+         tolerance=1e-12)
+    same(v_g, linear(decoder.W_b, mean).relu(), f'{where}: v_g', 'embed_dim', 'v_g = ReLU(W_b mean(a))', {
+        'the ReLU is missing': linear(decoder.W_b, mean),
+        'the mean is taken after the ReLU': linear_rows(decoder.W_b, pixels).relu().mean(0)}, 1e-12)
+
+
+@torch.no_grad()
+def test_what_spatial_attention_hands_to_attend():
+    """The old hidden state and the new cell state: the sentinel of the adaptive decoder lives on them."""
+    decoder, seen = make('spatial'), []
+    original = decoder.attend
+    decoder.attend = lambda *args: seen.append(args) or original(*args)
+    h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin().unsqueeze(0) for k in (2, 5))
+    _, (new_h, new_m), _ = decoder.step(torch.tensor([5]), (h, m), decoder.start(pictures()[1:2])[1])
+    _, _, looks, _, h_before, tanh_m = seen[0]
+    where = 'TODO 6, DecoderWithSpatialAttention.one_step: of what attend gets,'
+    same(looks, new_h, f'{where} h', 'batch_size, decoder_dim', 'the new hidden state', {'it is the old one': h}, 1e-12)
+    same(h_before, h, f'{where} h_before', 'batch_size, decoder_dim', 'the old hidden state',
+         {'it is the new one': new_h}, 1e-12)
+    same(tanh_m, new_m.tanh(), f'{where} tanh_m', 'batch_size, decoder_dim', 'tanh of the new cell state', {
+        'tanh is missing': new_m, 'it is of the old cell state': m.tanh()}, 1e-12)
+
+
 @pytest.mark.parametrize(('kind', 'todo', 'slips'), [('spatial', 6, SLIPS), ('adaptive', 7, ADAPTIVE_SLIPS)])
 @torch.no_grad()
 def test_spatial_and_adaptive_attention_are_the_papers(kind, todo, slips):
     """A step from a state that is not zero."""
     decoder, picture = make(kind), pictures()[1]
     h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
-    (scores,), ((new_h,), (new_m,)), (alpha,) = decoder.step(
-        torch.tensor([5]), (h.unsqueeze(0), m.unsqueeze(0)), decoder.start(picture.unsqueeze(0))[1])
+    # beside another picture, from another state
+    (_, scores), ((_, new_h), (_, new_m)), (_, alpha) = decoder.step(
+        torch.tensor([2, 5]), (torch.stack([m, h]), torch.stack([h, m])), decoder.start(pictures()[:2])[1])
 
     def paper(slip=None):
         return paper_step(decoder, picture, 5, h, m, slip)
@@ -313,6 +267,9 @@ def test_the_adaptive_decoders_sentinel_is_from_the_new_cell_state_in_training_t
     original = decoder.sentinel
     decoder.sentinel = lambda x, h_before, tanh_m: seen.append(tanh_m) or original(x, h_before, tanh_m)
     run(decoder)
+    if not seen:
+        pytest.fail('TODO 7, DecoderWithAdaptiveAttention.attend: expected a call of self.sentinel; here none. '
+                    'Likely cause: the sentinel is computed in attend itself.', pytrace=False)
     longest = LENGTHS.index(max(LENGTHS))
     state, memory = decoder.start(pictures()[longest:longest + 1])
     for t in range(max(LENGTHS) - 1):
@@ -391,7 +348,8 @@ def test_the_bahdanau_decoders_gate_and_first_state():
     where = 'TODO 9, DecoderWithBahdanauAttention'
     for name, one, own, other in (('h', h, first_h, first_c), ('c', c, first_c, first_h)):
         same(one, own.tanh(), f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the pixels))', {
-            'tanh is missing': own, 'h and c are exchanged': other.tanh()}, 1e-12)
+            'tanh is missing': own, 'it comes from the other\'s layer: h from init_h, c from init_c': other.tanh()},
+            1e-12)
     same(memory[1][0], linear_rows(decoder.attention.U, picture.flatten(0, 1)), f'{where}.start: keys',
          'num_pixels, attention_dim', 'the keys are U of the pixels', tolerance=1e-12)
     _, ((new_h,), (new_c,)), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), memory)
@@ -515,16 +473,20 @@ def test_the_ratio_is_that_of_true_words(ratio):
 def test_own_words_are_drawn_from_the_softmax():
     torch.manual_seed(0)
     scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
+    of_few = extensions.true_or_own(torch.full((5,), 7), scores[:5], 0.25)
+    if of_few.shape != (5,):
+        pytest.fail(f'TODO 11, true_or_own: expected shape (5,) for 5 words; here it is {tuple(of_few.shape)}. '
+                    'Likely cause: torch.multinomial gives (n, 1).', pytrace=False)
     drawn = extensions.true_or_own(torch.full((20_000,), 7), scores, 0.25)
-    assert drawn.shape == (20_000,) and set(drawn.tolist()) <= {0, 1, 2, 7}
+    assert set(drawn.tolist()) <= {0, 1, 2, 7}
     same([(drawn == word).double().mean().item() for word in (0, 1, 2, 7)], [0.375, 0.225, 0.15, 0.25],
          'TODO 11, true_or_own: shares of words 0, 1, 2 and of the true one', '',
          'draw from the softmax of the scores, and take the true word with the probability teacher_forcing', {
              'teacher_forcing is the probability of the true word, not of the own one': [0.125, 0.075, 0.05, 0.75],
              'the best word is taken in place of one that is drawn': [0.75, 0, 0, 0.25],
              'all words are drawn alike, whatever their scores': [0.25, 0.25, 0.25, 0.25],
-             'all rows take the true word': [0, 0, 0, 1],
-             'no row takes the true word': [0.5, 0.3, 0.2, 0]}, tolerance=0.015)
+             'all rows take the true word: each needs a random number of its own': [0, 0, 0, 1],
+             'no row takes the true word: each needs a random number of its own': [0.5, 0.3, 0.2, 0]}, tolerance=0.015)
 
 
 def test_the_ratio_falls_over_the_epochs(tiny_cfg, monkeypatch):
@@ -621,9 +583,10 @@ def test_captionnets_deep_output():
     ((h,), (c,)), (cells, keys) = decoder.start(pictures()[1:2])
     (context,), _ = decoder.attention(cells, h.unsqueeze(0), keys)
     w, where = decoder.embedding.weight[3], 'TODO 10, CaptionNet'
-    first = linear(decoder.init_h, pictures()[1].flatten(0, 1).mean(0))
-    same(h, first.tanh(), f'{where}.start: h', 'decoder_dim', 'tanh(init_h(mean of the cells))',
-         {'tanh is missing': first}, 1e-12)
+    for name, one, layer in (('h', h, decoder.init_h), ('c', c, decoder.init_c)):
+        first = linear(layer, pictures()[1].flatten(0, 1).mean(0))
+        same(one, first.tanh(), f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the cells))',
+             {'tanh is missing': first}, 1e-12)
     (new_h,), _ = decoder.decode_step(torch.cat([w, context]).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
     (scores,), ((found,), _), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), (cells, keys))
     same(found, new_h, f'{where}.one_step: h', 'decoder_dim',
@@ -653,7 +616,8 @@ def test_cells_by_hand():
         state = decoder.one_step(x.unsqueeze(0), h.unsqueeze(0))
         if not isinstance(state, tuple):
             pytest.fail('TODO 8, DecoderWithCell.one_step: expected a tuple (h,); here a '
-                        f'{type(state).__name__}. Likely cause: an RNN or GRU cell gives h alone.', pytrace=False)
+                        f'{type(state).__name__}. Likely cause: an RNN or GRU cell gives h alone: put it into a tuple.',
+                        pytrace=False)
         return state[0][0]
 
     rnn, gru = make('rnn'), make('gru')
@@ -666,6 +630,20 @@ def test_cells_by_hand():
     expected = (1 - z) * torch.tanh(nx + r * nh) + z * h
     same(found(gru), expected, 'TODO 8, DecoderWithCell.one_step, GRU: h', 'decoder_dim',
          'h = (1 - z) * n + z * h', tolerance=1e-12)
+    lstm, c = make('lstm'), h.flip(0)
+
+    def of_lstm(h, c):
+        i, f, g, o = (lstm.decode_step.weight_ih @ x + lstm.decode_step.bias_ih + lstm.decode_step.weight_hh @ h
+                      + lstm.decode_step.bias_hh).split(STATE)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    new_h, new_c = lstm.one_step(x.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0))
+    for name, one, own, other, swapped in zip('hc', (new_h, new_c), of_lstm(h, c), of_lstm(h, c)[::-1], of_lstm(c, h),
+                                              strict=True):
+        same(one[0], own, f'TODO 8, DecoderWithCell.one_step, LSTM: {name}', 'decoder_dim',
+             'the cell takes and gives (h, c)',
+             {'h and c are returned in the wrong order': other, 'h and c go in in the wrong order': swapped}, 1e-12)
 
 
 def test_the_lstm_cell_is_the_plain_decoder():
@@ -681,6 +659,113 @@ def test_an_unknown_cell():
         DecoderWithCell(**SIZES, cell='gru')
 
 
+# --- What all of them have in common ---
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_teacher_forcing_equals_step_repeated(kind):
+    decoder = make(kind)
+    predictions, *alphas = run(decoder)
+    for i, length in enumerate(LENGTHS):
+        state, memory = decoder.start(pictures()[i:i + 1])
+        for t in range(length - 1):
+            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
+            assert (scores[0] - predictions[i, t]).abs().max() < 1e-10
+            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-10
+        for values in (predictions, *alphas):
+            assert (values[i, length - 1:] == 0).all()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@torch.no_grad()
+def test_forward_and_steps_agree_in_single_precision(kind):
+    decoder = make(kind).float()
+    predictions, *alphas = run(decoder, pictures().float())
+    for i, length in enumerate(LENGTHS):
+        state, memory = decoder.start(pictures()[i:i + 1].float())
+        for t in range(length - 1):
+            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
+            assert scores.dtype == torch.float32 and (scores[0] - predictions[i, t]).abs().max() < 1e-5
+            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_prediction_does_not_see_the_word_to_come(kind):
+    decoder, tokens = make(kind), captions()
+    predictions = run(decoder)[0]
+    for t in range(1, max(LENGTHS) - 1):
+        changed = tokens.clone()
+        changed[:, t:] = changed[:, t:] % (WORDS - 1) + 1
+        now = run(decoder, tokens=changed)[0]
+        assert torch.equal(now[:, :t], predictions[:, :t])
+        assert (now[1, t] - predictions[1, t]).abs().max() > 1e-6  # word t itself is read
+
+
+@pytest.mark.parametrize('kind', ATTENDING)
+def test_alphas_move_with_the_pixels(kind):
+    decoder, order = make(kind), torch.tensor([3, 0, 5, 1, 4, 2])
+    predictions, alphas = run(decoder)
+    moved, alphas_moved = run(decoder, pictures().flatten(1, 2)[:, order].view_as(pictures()))
+    assert (moved - predictions).abs().max() < 1e-10
+    assert (alphas_moved - alphas[..., order]).abs().max() < 1e-10
+    assert alphas.std(dim=2)[0, 0] > 1e-3  # not all alike, or this would show nothing
+
+
+@pytest.mark.parametrize('kind', ATTENDING)
+def test_alphas_are_weights(kind):
+    _, alphas = run(make(kind))
+    running = torch.arange(alphas.shape[1]) < torch.tensor(LENGTHS).unsqueeze(1) - 1
+    sums = alphas.sum(dim=2)
+    assert (alphas >= 0).all() and (sums[~running] == 0).all()
+    if kind == 'adaptive':
+        assert ((sums[running] > 0.05) & (sums[running] < 0.999)).all()  # the rest is beta
+    else:
+        assert (sums[running] - 1).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_parameter_gets_a_gradient_and_the_picture_matters(kind):
+    decoder = make(kind).train()
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    predictions, captions_, lengths, *alphas, sort_ind = decoder(
+        pictures(), captions(), torch.tensor(LENGTHS).unsqueeze(1))
+    loss, *_ = caption_loss((predictions, captions_, lengths, *alphas, sort_ind), 1.0)
+    loss.backward()
+    for name, parameter in decoder.named_parameters():
+        if name not in ('init.bias', 'attention.key.bias'):  # batch norm or softmax takes it out again
+            assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name
+    decoder.eval()
+    assert (run(decoder)[0] - run(decoder, -pictures())[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_dropout_is_off_in_eval_and_on_in_training(kind):
+    decoder = make(kind, dropout=0.5)
+    assert torch.equal(run(decoder)[0], run(decoder)[0])
+    decoder.train()
+    assert not torch.equal(run(decoder)[0], run(decoder)[0])
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_five_captions_are_learned_by_heart(kind):
+    torch.manual_seed(0)
+    cls, options = KINDS[kind]
+    decoder = cls(**{**SIZES, 'decoder_dim': 40, 'embed_dim': 20}, **options, dropout=0.0)
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=0.02)
+    for _ in range(200):
+        loss, *_ = caption_loss(decoder(pictures().float(), captions(), torch.tensor(LENGTHS).unsqueeze(1)), 0.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+    word_map = {'<pad>': 0, '<unk>': 0, '<start>': int(captions()[0, 0]), '<end>': int(captions()[0, 4])}
+    found = greedy_search(decoder, pictures()[:1].float(), word_map, 8)
+    assert found[0].words == captions()[0, 1:4].tolist()
+    assert len(beam_search(decoder, pictures().float(), word_map, 3, 6)) == len(LENGTHS)
+
+
 # --- In the lab ---
 
 
@@ -692,7 +777,7 @@ def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
     cfg = {**tiny_cfg, 'decoder': f'extensions.{decoder}', 'decoder_options': options, 'epochs': 8, 'decoder_lr': 2e-2,
            'dropout': 0.1}
     history = train(cfg)
-    assert history[-1]['train_loss'] < 0.65 * history[0]['train_loss']
+    assert history[-1]['train_loss'] < 0.8 * history[0]['train_loss']  # by seeds, 0.50 to 0.68
     model = load_model(f"{cfg['output_folder']}/BEST_checkpoint_{decoder}.pth.tar", 'cpu')
     assert model.name == decoder and model.settings['decoder_options'] == options
     found = caption_split(model, 'TEST', beam_size=3, max_len=20)

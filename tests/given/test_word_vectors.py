@@ -52,7 +52,11 @@ def test_word_vectors_are_read_line_by_line(tmp_path):
     found = word_vectors.load(embedding, path, {'<pad>': 0, 'word7': 1, 'word19999': 2})
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found == 2 and peak < 1e6 < path.stat().st_size / 8
+    assert found == 2 and path.stat().st_size > 8e6
+    if peak > 1e6:
+        pytest.fail(f'TODO 14, load: expected less than 1 MB of memory for {path.stat().st_size / 1e6:.0f} MB of text; '
+                    f'here {peak / 1e6:.0f} MB. Likely cause: all lines are collected before the first is used.',
+                    pytrace=False)
 
 
 @pytest.mark.parametrize('lean', [True, False])
