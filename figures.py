@@ -253,7 +253,7 @@ def plot_looks(by_word, visual, at_least=10):
             axes.bar(*zip(*chosen, strict=True), color=color, label=f'{name}: {np.mean(said):.2f}')
     axes.set_xticks(range(len(means)), [word for _, word in means], rotation=60, ha='right', fontsize=8)
     axes.set(ylim=(0, 1), ylabel='mean 1 - β', title='how much it looks, word by word')
-    axes.legend()
+    figure.legend(loc='outside right upper')
     return figure
 
 
