@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import compare as module
+from checkpoints import build_model
 from compare import beam_table, compare, comparison_table, mean_scores, of_seeds, side_by_side
 
 RUNS = {
@@ -56,6 +57,18 @@ def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
     assert rows[5].startswith('| both | ') and '±' in rows[2] and '±' not in rows[5]
     lines = side_by_side(results, 4).splitlines()
     assert [line.split(':')[0] for line in lines] == [*RUNS, 'people']
+
+
+def test_every_run_of_the_notebook_can_be_built(tmp_path):
+    """With its own settings: what a decoder refuses would come up after the runs before it were trained."""
+    cells = json.loads((Path(module.__file__).parent / 'compare.ipynb').read_text(encoding='utf-8'))['cells']
+    settings_cell, = (cell for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
+    names = {}
+    exec(''.join(settings_cell['source']), names)
+    trained = [name for name, own in names['runs'].items() if 'ensemble' not in own]
+    assert len(trained) > 10
+    for name in trained:
+        build_model(module.settings(name, names['runs'], names['cfg'], tmp_path, 0), {'<pad>': 0, 'a': 1})
 
 
 def test_settings_are_chosen_on_the_validation_split(cfg, tmp_path):

@@ -774,10 +774,10 @@ def test_five_captions_are_learned_by_heart(kind):
     ('CaptionNet', dict(heads=2)), ('DecoderWithCell', dict(cell='RNN')), ('DecoderWithCell', dict(cell='GRU')),
     ('DecoderWithCell', dict(cell='LSTM'))])
 def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
-    cfg = {**tiny_cfg, 'decoder': f'extensions.{decoder}', 'decoder_options': options, 'epochs': 8, 'decoder_lr': 2e-2,
+    cfg = {**tiny_cfg, 'decoder': f'extensions.{decoder}', 'decoder_options': options, 'epochs': 12, 'decoder_lr': 2e-2,
            'dropout': 0.1}
     history = train(cfg)
-    assert history[-1]['train_loss'] < 0.8 * history[0]['train_loss']  # by seeds, 0.50 to 0.68
+    assert history[-1]['train_loss'] < 0.65 * history[0]['train_loss']
     model = load_model(f"{cfg['output_folder']}/BEST_checkpoint_{decoder}.pth.tar", 'cpu')
     assert model.name == decoder and model.settings['decoder_options'] == options
     found = caption_split(model, 'TEST', beam_size=3, max_len=20)
