@@ -65,7 +65,8 @@ class SelfCritical:
 
 
 def surrogate_loss(log_p, reward, greedy_reward, weights):
-    """A loss whose gradient is that of L, eqs. 5 to 8.
+    """A loss whose gradient is that of L: minus the weighted mean of (r(w) - b) log p(w), of which eqs. 5 and 6 are the
+    gradient.
 
     :param log_p: (n, samples) log-probabilities of the captions drawn for n pictures, with gradient; on the decoder's
         device, the others on the CPU

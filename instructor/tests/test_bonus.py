@@ -108,7 +108,7 @@ def test_the_reference_does_them_all(folder):
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout
 
 
-CHECKED_BY = {6: 'spatial_and_adaptive or how_spatial or what_spatial', 7: 'spatial_and_adaptive', 8: 'cells_by_hand',
+CHECKED_BY = {6: 'knowing_when_to_look or how_spatial or what_spatial', 7: 'knowing_when_to_look', 8: 'cells_by_hand',
               9: 'with_elu or gate_and_first',
               10: 'product_attention_by_hand or heads_look or deep_output', 11: 'own_words_are_drawn',
               12: 'surrogate', 13: 'mean_of_the_probabilities', 14: 'are_taken_and'}

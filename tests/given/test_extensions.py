@@ -153,7 +153,7 @@ ADAPTIVE_SLIPS = {
 
 
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
-def test_layers_of_spatial_and_adaptive_attention(kind, todo):
+def test_layers_of_knowing_when_to_look(kind, todo):
     weights = {name: tuple(weight.shape) for name, weight in make(kind, dropout=0.25).named_parameters()}
     expected = {
         'embedding.weight': (WORDS, EMBED), 'W_a.weight': (STATE, ENCODER), 'W_a.bias': (STATE,),
@@ -211,7 +211,7 @@ def test_what_spatial_attention_hands_to_attend():
 
 @pytest.mark.parametrize(('kind', 'todo', 'slips'), [('spatial', 6, SLIPS), ('adaptive', 7, ADAPTIVE_SLIPS)])
 @torch.no_grad()
-def test_spatial_and_adaptive_attention_are_the_papers(kind, todo, slips):
+def test_a_step_of_knowing_when_to_look(kind, todo, slips):
     """A step from a state that is not zero."""
     decoder, picture = make(kind), pictures()[1]
     h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
