@@ -1,7 +1,7 @@
 """A bonus task: ``python -m instructor.bonus`` (``make bonus``).
 
 Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``extensions.py`` with its TODOs open, the
-notebook that compares decoders, their tests and their page. ``--todo 7`` leaves open that one alone, with the others
+notebook that compares decoders, their tests and their pages. ``--todo 7`` leaves open that one alone, with the others
 done: 6 spatial attention, 7 adaptive attention, 8 RNN and GRU cells, 9 Bahdanau's attention, 10 scaled dot-product
 attention and CaptionNet, 11 scheduled sampling; and, in files that the handout holds with these TODOs open, 12
 self-critical training, 13 ensembles, 14 trained word vectors. They are checked by ``pytest tests/bonus -k adaptive``
@@ -11,9 +11,9 @@ and the like. Hand it out when TODO 5 is done: the code around these TODOs shows
 import argparse
 from pathlib import Path
 
-from instructor.assemble import ROOT, without_outputs
+from instructor.assemble import ROOT, wanted_files, without_outputs
 from instructor.cut import student_source
-from instructor.handout import BONUS, pack
+from instructor.handout import BONUS, FOR_THE_BONUS, pack
 from utils import atomic_path
 
 TODOS = range(6, 15)  # the lab's own are 1 to 5
@@ -28,9 +28,11 @@ def files(todos=None):
     """
     sources = {name: student_source((ROOT / name).read_text(encoding='utf-8'), name, first, todos).encode()
                for name, first in BONUS.items()}
+    pages = {path.as_posix(): (ROOT / path).read_bytes() for path in sorted(wanted_files())
+             if any(path.match(pattern) for pattern in FOR_THE_BONUS)}
+    pages['compare.ipynb'] = without_outputs(pages['compare.ipynb'].decode()).encode()
     return {
-        'compare.ipynb': without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode(),
-        'docs/extensions.md': (ROOT / 'docs' / 'extensions.md').read_bytes(),
+        **pages,
         **{f'tests/bonus/{name}': (ROOT / 'tests' / 'given' / name).read_bytes() for name in TESTS},
         **sources}
 

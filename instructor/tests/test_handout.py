@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import posixpath
 import re
 import shutil
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from instructor import handout
-from instructor.assemble import ROOT
+from instructor import bonus
+from instructor.assemble import ROOT, wanted_files
 from instructor.cut import REFERENCE
 from instructor.handout import NAME, HandoutError, build, files, pack, prove_it_works, prove_nothing_is_given_away
 from instructor.judge import checking
@@ -161,5 +162,32 @@ def test_classroom_workflow_runs_the_checks(built, tmp_path):
     assert 'TODO 1  to do' in summary.read_text() and 'in all' in summary.read_text()
 
 
-def test_handout_module_says_what_is_kept_back():
-    assert 'tests/given/*' in handout.KEPT_BACK
+def broken_links(content):
+    """Links of the pages among these files, path -> content, to a file or heading that is not among them."""
+    broken = []
+    for name, text in content.items():
+        if not name.endswith(('.md', '.ipynb')):
+            continue
+        for target in re.findall(r'\]\(([^)\s]+)\)', text.decode()):
+            path, _, heading = target.partition('#')
+            if '://' in target:
+                continue
+            found = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
+            headings = [re.sub(r'[^a-z0-9 -]', '', line.lstrip('# ').lower()).replace(' ', '-')
+                        for line in content.get(found, b'').decode(errors='replace').splitlines()
+                        if line.startswith('#')]
+            if found not in content or heading and heading not in headings:
+                broken.append(f'{name}: {target}')
+    return broken
+
+
+def test_no_page_links_to_what_is_kept_back():
+    assert broken_links(files()) == []
+    assert broken_links(files() | bonus.files()) == []
+    assert broken_links({'docs/a.md': b'[b](b.md) [c](../c.md) [d](#x)\n## X'}) == ['docs/a.md: b.md',
+                                                                                    'docs/a.md: ../c.md']
+
+
+def test_no_page_of_the_repository_links_to_nothing():
+    pages = {path.as_posix(): (ROOT / path).read_bytes() for path in wanted_files() | {REFERENCE.relative_to(ROOT)}}
+    assert 'README.md' in pages and broken_links(pages) == []
