@@ -109,9 +109,6 @@ def check_runs(runs, cfg, folder, seeds, split):
             if any(wanted[part] != members[0][part] for part in OF_THE_ENCODER):
                 raise ValueError(f'{name!r}: {member!r} and {own[key][0]!r} have not the same data and encoder, '
                                  'so they cannot caption together')
-            if wanted['fine_tune_encoder'] and len(members) * len(seeds) > 1:
-                raise ValueError(f'{name!r}: {member!r} fine-tunes its encoder, so it cannot caption together with '
-                                 'others')
 
 
 def settings(name, runs, cfg, folder, seed):

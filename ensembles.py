@@ -1,5 +1,7 @@
 """Several trained decoders that choose each word together."""
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -13,15 +15,21 @@ class Ensemble(nn.Module):
     It has the interface of ``beam_search.py``, so greedy, beam and sampled captions come as from a single decoder.
 
     :param decoders: list of decoders with ``start`` and ``step``
+    :param channels: for each decoder a slice, which channels of the grid are for it; None: all for everyone
     """
 
-    def __init__(self, decoders):
+    def __init__(self, decoders, channels=None):
         super().__init__()
         self.decoders = nn.ModuleList(decoders)
+        self.channels = channels or [slice(None)] * len(decoders)
 
     def start(self, encoder_out):
-        """:return: the states of all in one tuple, and their memories; how many each has is in ``self.sizes``"""
-        starts = [decoder.start(encoder_out) for decoder in self.decoders]
+        """
+        :param encoder_out: (batch_size, h, w, channels)
+        :return: the states of all in one tuple, and their memories; how many each has is in ``self.sizes``
+        """
+        starts = [decoder.start(encoder_out[..., own])
+                  for decoder, own in zip(self.decoders, self.channels, strict=True)]
         self.sizes = [[len(part) for part in start] for start in starts]
         return sum((tuple(state) for state, _ in starts), ()), sum((tuple(memory) for _, memory in starts), ())
 
@@ -55,23 +63,73 @@ def mean_alpha(alphas):
     return None if any(alpha is None for alpha in alphas) else torch.stack(alphas).mean(dim=0)
 
 
+class JointEncoder(nn.Module):
+    """Several encoders in place of one: their grids lie side by side along the channels.
+
+    :param encoders: list of ``models.Encoder`` whose grids have as many cells
+    """
+
+    def __init__(self, encoders):
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+        self.encoder_dim = sum(encoder.encoder_dim for encoder in encoders)
+        # what features.encoder_digest reads
+        self.stages = nn.ModuleList(encoder.stages for encoder in encoders)
+        self.register_buffer('mean', torch.cat([encoder.mean for encoder in encoders]), persistent=False)
+        self.register_buffer('std', torch.cat([encoder.std for encoder in encoders]), persistent=False)
+        self.input_size = [(encoder.input_size, encoder.encoded_image_size) for encoder in encoders]
+
+    def forward(self, images):
+        """
+        :param images: (batch_size, 3, H, W), uint8 pixels
+        :return: (batch_size, h, w, encoder_dim)
+        """
+        return torch.cat([encoder(images) for encoder in self.encoders], dim=-1)
+
+    native_grid = forward
+
+    def resize(self, grid):
+        """The grid as it is: each encoder has pooled its own."""
+        return grid
+
+
 def load_ensemble(paths, device=None):
     """An ensemble of checkpoints, to caption and evaluate with as with a single model.
 
-    :param paths: checkpoint files of decoders with one vocabulary and one encoder
+    Each encoder, frozen or fine-tuned, reads a picture once, for all decoders that were trained with it.
+
+    :param paths: checkpoint files of decoders with one vocabulary, on grids of one size
     :return: :class:`checkpoints.CaptionModel`, called 'Ensemble'
-    :raises ValueError: none at all, or others' vocabulary, encoder or grid
+    :raises ValueError: none at all, or another vocabulary or size of the grid
     """
     if not paths:
         raise ValueError('an ensemble needs at least one checkpoint')
     models = [load_model(path, device) for path in paths]
-    first = models[0]
+    first, encoders, of_model = models[0], {}, []
     for path, model in zip(paths, models, strict=True):
-        for what, one, other in (
-                ('vocabulary', model.word_map, first.word_map),
-                ('encoder', encoder_digest(model.encoder), encoder_digest(first.encoder)),
-                ('encoded_image_size', model.encoder.encoded_image_size, first.encoder.encoded_image_size)):
-            if one != other:
-                raise ValueError(f'{path} has another {what} than {paths[0]}: they cannot caption together')
-    decoder = Ensemble([model.decoder for model in models]).eval()
-    return CaptionModel(first.encoder, decoder, first.word_map, {**first.settings, 'decoder': 'ensembles.Ensemble'})
+        if model.word_map != first.word_map:
+            raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
+        of_model.append((encoder_digest(model.encoder), model.encoder.encoded_image_size))
+        encoders.setdefault(of_model[-1], model.encoder)
+    encoder, channels, decoders = first.encoder, None, [model.decoder for model in models]
+    if len(encoders) > 1:
+        prove_grids_fit(dict(zip(of_model, paths, strict=True)), encoders)
+        encoder = JointEncoder(encoders.values()).eval()
+        ends = dict(zip(encoders, itertools.accumulate(one.encoder_dim for one in encoders.values()), strict=True))
+        channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in of_model]
+    settings = {**first.settings, 'decoder': 'ensembles.Ensemble',
+                'fine_tune_encoder': any(model.settings['fine_tune_encoder'] for model in models)}
+    return CaptionModel(encoder, Ensemble(decoders, channels).eval(), first.word_map, settings)
+
+
+def prove_grids_fit(paths, encoders):
+    """:raises ValueError: two of the encoders, a dict as ``paths``, give a picture another number of cells"""
+    black, grids = torch.zeros(1, 3, 256, 256, dtype=torch.uint8), {}
+    for key, encoder in encoders.items():
+        with torch.no_grad():
+            grids[key] = tuple(encoder(black.to(encoder.mean.device)).shape[1:3])
+    first = next(iter(encoders))
+    for key, (height, width) in grids.items():
+        if (height, width) != grids[first]:
+            raise ValueError(f'{paths[key]} has a grid of {height} x {width} cells and {paths[first]} one of '
+                             f'{grids[first][0]} x {grids[first][1]}: they cannot caption together')

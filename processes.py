@@ -6,6 +6,7 @@ share of each batch; gradients are summed, so that all hold the same weights aft
 the whole batch. A process that was started alone is the only one, and none of this does anything.
 """
 
+import gc
 import io
 import os
 import socket
@@ -73,6 +74,10 @@ def launch(function, *args, processes):
         port = str(free.getsockname()[1])
     print(f'Starting {processes} processes.', flush=True)
     shown = sys.stdout
+    # what a launch that failed has left of its connection has a thread here: freed in a fork, it would wait for that
+    # thread for ever
+    gc.collect()
+    gc.freeze()
     try:
         with redirect_stdout(io.StringIO()):  # accelerate's own message speaks of GPUs even where there are none
             notebook_launcher(_run, (function, args, shown), num_processes=processes, use_port=port)
@@ -84,6 +89,8 @@ def launch(function, *args, processes):
             message = failure.message if isinstance(failure.message, str) else failure.message['message']
             what = f'failed: {message}'
         raise RuntimeError(f'process {number} of {processes} {what}; the others were ended as well') from None
+    finally:
+        gc.unfreeze()
 
 
 @record  # what it raises comes back to launch()

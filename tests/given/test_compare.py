@@ -173,8 +173,6 @@ def test_a_metric_that_could_not_be_had_once():
     ({'a': {}, 'b': dict(ensemble=['a']), 'c': dict(start_from='b')}, "no trained run above it is called 'b'"),
     ({'a': {}, 'b': dict(encoded_image_size=2), 'c': dict(ensemble=['a', 'b'])},
      "'c': 'b' and 'a' have not the same data and encoder"),
-    ({'a': {}, 'b': dict(start_from='a', fine_tune_encoder=True), 'c': dict(ensemble=['a', 'b'])},
-     "'c': 'b' fine-tunes its encoder"),
     ({'lr 1e-3': {}, 'lr 1e+3': {}}, "'lr 1e-3' and 'lr 1e.3' would share the folder lr_1e_3"),
     ({}, 'runs must be a dict'), (['a'], 'runs must be a dict'), ({'a': None}, 'runs must be a dict'),
     ({'a': {}, 'c': dict(batchsize=3)}, "unknown setting 'batchsize'")])

@@ -1,7 +1,6 @@
 """Ensembles of what was trained."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from verdicts import same
 import solver
 from beam_search import beam_search
 from checkpoints import checkpoint_paths, load_model
+from datasets import CaptionDataset
 from ensembles import Ensemble, load_ensemble
 from evaluate import caption_image, caption_split, evaluate
 from models import DecoderWithAttention, DecoderWithRNN
@@ -111,5 +111,55 @@ def test_what_does_not_go_together(three, tiny_cfg, tmp_path):
         load_ensemble([])
     other = {**tiny_cfg, 'encoded_image_size': 8, 'epochs': 1}
     train(other)
-    with pytest.raises(ValueError, match=f'{Path(best(other))} has another encoded_image_size than'):
+    with pytest.raises(ValueError, match=f'{best(other)} has a grid of 8 x 8 cells and {three[0]} one of 4 x 4'):
         load_ensemble([three[0], best(other)], 'cpu')
+    state = torch.load(three[1])
+    others = dict(zip(state['word_map'], reversed(state['word_map'].values()), strict=True))
+    torch.save({**state, 'word_map': others}, tmp_path / 'words.pth.tar')
+    with pytest.raises(ValueError, match='words.pth.tar has another vocabulary than'):
+        load_ensemble([three[0], tmp_path / 'words.pth.tar'], 'cpu')
+
+
+@pytest.fixture(scope='module')
+def tuned(three, tiny_data, tmp_path_factory):
+    """A second phase of the first of ``three``, with an encoder of its own."""
+    cfg = dict(**tiny_data, embed_dim=12, decoder_dim=16, attention_dim=10, encoder='shapes_cnn', encoded_image_size=4,
+               epochs=1, batch_size=20, decoder_lr=2e-3, encoder_lr=1e-3, device='cpu', start_from=str(three[0]),
+               fine_tune_encoder=True, output_folder=str(tmp_path_factory.mktemp('tuned')))
+    train(cfg)
+    return best(cfg)
+
+
+def test_each_decoder_has_the_encoder_that_it_was_trained_with(three, tuned):
+    paths = [three[0], tuned, three[2]]
+    ensemble, models = load_ensemble(paths, 'cpu'), [load_model(path, 'cpu') for path in paths]
+    pictures = CaptionDataset(ensemble.settings['data_folder'], ensemble.settings['data_name'], 'TEST').images(
+        torch.arange(4))
+    words = torch.full((4,), ensemble.word_map['<start>'])
+    with torch.no_grad():
+        grids = [solver.encode(model, pictures) for model in models]
+        assert (grids[0] - grids[1]).abs().max() > 1e-2 and torch.equal(grids[0], grids[2])
+        together = solver.encode(ensemble, pictures)
+        assert together.shape == (4, 4, 4, 2 * models[0].encoder.encoder_dim)  # the frozen one has read them once
+        scores, _, alpha = ensemble.decoder.step(words, *ensemble.decoder.start(together))
+        steps = [model.decoder.step(words, *model.decoder.start(grid))
+                 for model, grid in zip(models, grids, strict=True)]
+    torch.testing.assert_close(scores.exp(), sum(own.softmax(dim=1) for own, *_ in steps) / 3)
+    torch.testing.assert_close(alpha, sum(own for *_, own in steps) / 3)
+
+
+@pytest.mark.parametrize('frozen_first', [True, False])
+def test_fine_tuned_and_frozen_are_evaluated_together(three, tuned, frozen_first):
+    paths = [three[1], tuned] if frozen_first else [tuned, three[1]]
+    ensemble = load_ensemble(paths, 'cpu')
+    captions = caption_split(ensemble, 'TEST', 3)
+    picture = CaptionDataset(ensemble.settings['data_folder'], ensemble.settings['data_name'], 'TEST').image(5)
+    solo = caption_image(ensemble, picture)
+    assert solo['caption'] == captions[5]['caption'] and solo['score'] == pytest.approx(captions[5]['score'], abs=1e-3)
+    assert solo['alphas'].shape == (len(solo['caption']), 4, 4)
+
+
+def test_an_ensemble_of_a_fine_tuned_one_is_the_model(tuned):
+    for one, other in zip(caption_split(load_ensemble([tuned, tuned], 'cpu'), 'TEST', 3),
+                          caption_split(load_model(tuned, 'cpu'), 'TEST', 3), strict=True):
+        assert one['caption'] == other['caption'] and one['score'] == pytest.approx(other['score'], abs=1e-4)

@@ -124,6 +124,35 @@ def test_what_a_process_raises_is_said_once(tiny_cfg):
         train({**tiny_cfg, 'processes': 2, 'checkpoint': 'nowhere'})
 
 
+LEFT_BEHIND = """
+import gc
+from torch.distributed import TCPStore
+import processes
+
+def train():
+    processes.connect('cpu')
+    gc.collect()
+
+gc.disable()
+left = [TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)]
+left.append(left)  # as in the traceback of a launch that failed: it ends only when garbage is collected
+del left
+processes.launch(train, processes=2)
+print('ended')
+"""
+
+
+def test_a_launch_after_one_that_failed_does_not_hang():
+    """A connection's server has a thread; freed in a fork, it waits for whatever thread has that place there."""
+    with subprocess.Popen([sys.executable, '-c', LEFT_BEHIND], cwd=FOLDER, stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as run:
+        try:
+            assert 'ended' in run.communicate(timeout=60)[0]
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+
+
 def test_settings_are_checked_before_anything_starts(tiny_cfg, monkeypatch):
     monkeypatch.setattr(processes, 'launch', lambda *_, **__: 1 / 0)
     with pytest.raises(ValueError, match="unknown setting 'batchsize'"):
