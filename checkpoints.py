@@ -100,10 +100,21 @@ def build_model(cfg, word_map, encoder=None):
     :param encoder: a module of your own in place of ``cfg['encoder']``
     :raises ValueError: ``cfg['decoder']`` cannot be found, or asks for sizes that there are not
     """
-    encoder = Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'],
-                      cfg['encoder_weights'], cfg['encoder_stride'])
+    encoder = build_encoder(cfg, encoder)
+    decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
+    return CaptionModel(encoder.to(cfg['device']), decoder.to(cfg['device']), word_map, cfg)
+
+
+def build_encoder(cfg, encoder=None):
+    """:param encoder: a module of your own in place of ``cfg['encoder']``"""
+    return Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'], cfg['encoder_weights'],
+                   cfg['encoder_stride'])
+
+
+def build_decoder(cfg, vocab_size, encoder_dim):
+    """:raises ValueError: as of :func:`build_model`"""
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
-                 vocab_size=len(word_map), encoder_dim=encoder.encoder_dim, dropout=cfg['dropout'])
+                 vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
     wanted = inspect.signature(kind).parameters.values()
     options = cfg.get('decoder_options') or {}
@@ -116,8 +127,7 @@ def build_model(cfg, word_map, encoder=None):
     if unknown:
         raise ValueError(f'{kind.__name__} asks for {", ".join(unknown)}; give it a default value '
                          f'(it gets what it asks for of {", ".join(sizes)})')
-    decoder = kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
-    return CaptionModel(encoder.to(cfg['device']), decoder.to(cfg['device']), word_map, cfg)
+    return kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
 
 
 def save_checkpoint(paths, model, optimizers, progress):

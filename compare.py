@@ -11,18 +11,26 @@ import json
 from pathlib import Path
 from statistics import mean, stdev
 
-from checkpoints import checkpoint_paths, decoder_name, file_digest, load_model, read_checkpoint
+from checkpoints import (
+    build_decoder,
+    build_encoder,
+    checkpoint_paths,
+    decoder_name,
+    file_digest,
+    load_model,
+    read_checkpoint,
+)
 from coco_metrics import coco_scores, write_coco_files
 from distillation import distill
 from ensembles import load_ensemble
 from evaluate import evaluate
-from solver import DEFAULTS, check_settings, set_aside, train
+from solver import DEFAULTS, check_decoder, check_settings, train
 from utils import atomic_path
+from vocabulary import load_word_map
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
 OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
 METRICS = ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')  # beside BLEU
-STARTED_FROM = 'started_from.txt'  # digests of the checkpoint and of the teacher's captions that a run began with
 
 
 def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False):
@@ -85,7 +93,7 @@ def check_runs(runs, cfg, folder, seeds, split):
         raise ValueError('runs must be a dict: the name of each run, and a dict of its own settings')
     if not isinstance(seeds, (list, tuple)) or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f'seeds is {seeds!r}; it must be a list of different whole numbers')
-    folders = {}
+    folders, built, encoders = {}, {}, {}
     for name, own in runs.items():
         other = folders.setdefault(directory(name), name)
         if other != name:
@@ -97,7 +105,11 @@ def check_runs(runs, cfg, folder, seeds, split):
                     raise ValueError(f'{name!r} has {key}={own[key]!r}, but no trained run above it is called '
                                      f'{member!r}')
         if 'ensemble' not in own:
-            settings(name, runs, cfg, folder, seeds[0])
+            wanted = settings(name, runs, cfg, folder, seeds[0])
+            built[name] = layers(name, wanted, 'distill' in own, encoders)
+            if own.get('start_from') and built[name] != built[own['start_from']]:
+                raise ValueError(f"{name!r} has start_from={own['start_from']!r}, which is another decoder, or has "
+                                 'other sizes or another vocabulary')
         key = 'ensemble' if 'ensemble' in own else 'distill'
         if key not in own:
             continue
@@ -109,6 +121,30 @@ def check_runs(runs, cfg, folder, seeds, split):
             if any(wanted[part] != members[0][part] for part in OF_THE_ENCODER):
                 raise ValueError(f'{name!r}: {member!r} and {own[key][0]!r} have not the same data and encoder, '
                                  'so they cannot caption together')
+
+
+def layers(name, cfg, taught, encoders):
+    """Build the decoder of a run, to see that it can be.
+
+    :param cfg: all its settings
+    :param taught: whether its captions are those of other runs, still to be made
+    :param encoders: channels of encoders that were built before; another is added
+    :return: decoder's name, shapes of its weights
+    :raises ValueError: what training would refuse, with the run's name before it
+    """
+    try:
+        for key in ('word_vectors', 'captions'):
+            if cfg[key] and not Path(cfg[key]).exists() and not (taught and key == 'captions'):
+                raise ValueError(f'setting {key!r} is {cfg[key]!r}, and there is no such file')
+        word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
+        which = tuple(cfg[part] for part in OF_THE_ENCODER)
+        if which not in encoders:
+            encoders[which] = build_encoder(cfg).encoder_dim
+        decoder = build_decoder(cfg, len(word_map), encoders[which])
+        check_decoder(decoder, cfg)
+    except ValueError as error:
+        raise ValueError(f'{name!r}: {error}') from None
+    return decoder_name(cfg), {key: value.shape for key, value in decoder.state_dict().items()}
 
 
 def settings(name, runs, cfg, folder, seed):
@@ -142,19 +178,16 @@ def taught(teachers, path, device):
 
 def trained(cfg):
     """Train, go on with a training that was stopped, or take the one that is there."""
-    latest, _ = checkpoint_paths(cfg)
-    note = latest.with_name(STARTED_FROM)
-    began = ' '.join(file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key])
-    if latest.exists() and began == (note.read_text() if note.exists() else ''):
+    latest, best = checkpoint_paths(cfg)
+    if latest.exists() and best.exists():
         state = read_checkpoint(latest)
         before = {**DEFAULTS, **state['settings']}
-        if all(before[key] == cfg[key] for key in cfg if key not in NOT_COMPARED):
+        made_of = [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
+        if state['progress'].get('made_of', []) == made_of and all(
+                before[key] == cfg[key] for key in cfg if key not in NOT_COMPARED):
             if len(state['history']) >= cfg['epochs']:
                 return state['history']
             return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
-    set_aside(cfg)  # now, for the note is of the new training
-    with atomic_path(note) as temporary:
-        temporary.write_text(began)
     return train(cfg)
 
 

@@ -58,7 +58,7 @@ class DecoderWithSpatialAttention(nn.Module):
 
     Since c_t does not come back into the LSTM, ``forward`` runs the LSTM over all words in one call, and attention over
     all steps at once. The attention's width is ``attention_dim``; the paper has the number of cells there (W_v and W_g
-    are k x d), which would tie the weights to one size of grid.
+    are k x d), which ties it to the grid: with 49 cells, 49 numbers to compare h and v_i by.
 
     :param attention_dim: length of the vectors that are compared
     :param embed_dim: length of a word vector
@@ -359,7 +359,7 @@ class DecoderWithCell(WordByWord):
     def __init__(self, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5, cell='GRU'):
         super().__init__()
         cells = dict(RNN=nn.RNNCell, GRU=nn.GRUCell, LSTM=nn.LSTMCell)
-        if cell not in cells:
+        if not isinstance(cell, str) or cell not in cells:
             raise ValueError(f"cell is {cell!r}; it must be one of {', '.join(map(repr, cells))}")
         self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, embed_dim)
@@ -394,10 +394,12 @@ class DecoderWithCell(WordByWord):
         return self.one_step(picture), ()
 
     def read(self, words, state, memory):
+        """See :class:`WordByWord`."""
         state = self.one_step(self.embedding(words), *state)
         return state[0], state, None
 
     def word_scores(self, h):
+        """(n, decoder_dim) to (n, vocab_size)"""
         return self.fc(self.dropout(h))
 
 
@@ -508,10 +510,12 @@ class DecoderWithBahdanauAttention(WordByWord):
         ### END SOLUTION
 
     def read(self, words, state, memory):
+        """See :class:`WordByWord`."""
         alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
         return h, (h, c), alpha
 
     def word_scores(self, h):
+        """(n, decoder_dim) to (n, vocab_size)"""
         return self.fc(self.dropout(h))
 
 
@@ -554,9 +558,9 @@ class ScaledDotProductAttention(nn.Module):
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim, heads=1):
         super().__init__()
-        if attention_dim % heads or encoder_dim % heads:
-            raise ValueError(f'heads is {heads}; it must divide attention_dim ({attention_dim}) and the channels of '
-                             f'the grid ({encoder_dim})')
+        if not isinstance(heads, int) or heads < 1 or attention_dim % heads or encoder_dim % heads:
+            raise ValueError(f'heads is {heads!r}; it must be a whole number that divides attention_dim '
+                             f'({attention_dim}) and the channels of the grid ({encoder_dim})')
         self.heads = heads
         self.query = nn.Linear(decoder_dim, attention_dim)
         self.key = nn.Linear(encoder_dim, attention_dim)
@@ -586,8 +590,9 @@ class ScaledDotProductAttention(nn.Module):
 class CaptionNet(WordByWord):
     """LSTM decoder with scaled dot-product attention and deep output. Its parts are from papers, the whole from none.
 
+        h_0 = tanh(W_h0 mean(cells)),  c_0 = tanh(W_c0 mean(cells))       (*Show, Attend and Tell*, sec. 3.1.2)
         context = attention(cells, h_{t-1})                   (Vaswani et al. 2017, arXiv 1706.03762, eq. 1)
-        h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})     (*Show, Attend and Tell*, arXiv 1502.03044, eqs. 1 to 3)
+        h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})     (Xu et al. 2015, arXiv 1502.03044, eqs. 1 to 3)
         p = softmax(MLP([h_t; context; w_t]))                 (deep output, its eq. 7, with a tanh)
 
     The grid is (batch_size, h, w, channels) or (batch_size, cells, channels) as everywhere in this lab, or
@@ -661,6 +666,7 @@ class CaptionNet(WordByWord):
         ### END SOLUTION
 
     def read(self, words, state, memory):
+        """See :class:`WordByWord`."""
         output, alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
         return output, (h, c), alpha
 

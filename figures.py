@@ -17,7 +17,8 @@ from utils import atomic_path, best_epoch
 DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithSpatialAttention': 'spatial attention',
                  'DecoderWithAdaptiveAttention': 'adaptive attention',
-                 'DecoderWithBahdanauAttention': 'Bahdanau attention', 'Ensemble': 'ensemble'}
+                 'DecoderWithBahdanauAttention': 'Bahdanau attention',
+                 'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
 DARKEST = 0.25  # what is left of a pixel that got no attention
 COLORS = {'NoAttention': 'tab:orange', 'Attention': 'tab:blue'}
 

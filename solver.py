@@ -25,6 +25,7 @@ from checkpoints import (
     build_model,
     checkpoint_paths,
     decoder_name,
+    file_digest,
     read_checkpoint,
     restore_model,
     restore_random_states,
@@ -214,7 +215,7 @@ def train(cfg, encoder=None):
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
-    check_decoder(model)
+    check_decoder(model.decoder, cfg)
     progress = dict(epoch=0, best_score=-1.0, epochs_since_improvement=0)
     if cfg['start_from']:
         progress['began'] = start_from(model, cfg['start_from'])  # to hold this training's best epoch against
@@ -240,6 +241,9 @@ def train(cfg, encoder=None):
     train_data, val_data = (caption_dataset(model, split, hold=cfg['hold_features']) for split in ('TRAIN', 'VAL'))
     if cfg['captions']:
         train_data.replace_captions(cfg['captions'], word_map)
+    made_of = [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
+    if made_of and not cfg['checkpoint']:
+        progress['made_of'] = made_of  # for who asks whether it is still of these files
     if cfg['lean']:
         use_lean(model, train_data)
     if cfg['compile'] and train_data.key == 'images':
@@ -321,9 +325,9 @@ def train_in_processes(cfg, encoder=None):
     return json.loads(history_path(checked).read_text())
 
 
-def check_decoder(model):
+def check_decoder(decoder, cfg):
     """:raises ValueError: settings for a part that this decoder does not have, or for a start that there is not"""
-    cfg, kind = model.settings, type(model.decoder)
+    kind = type(decoder)
     begun = cfg['start_from'] or cfg['checkpoint']
     if cfg['self_critical'] and not begun:
         raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}, which goes on from a trained decoder: "
@@ -331,7 +335,7 @@ def check_decoder(model):
     if not cfg['tune_word_vectors'] and not (cfg['word_vectors'] or begun):
         raise ValueError("setting 'tune_word_vectors' is False, but there are no trained word vectors: give their file "
                          'as word_vectors, or leave it at True')
-    if cfg['batch_size'] < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.decoder.modules()):
+    if cfg['batch_size'] < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in decoder.modules()):
         raise ValueError(f"setting 'batch_size' is 1; it must be at least 2: {kind.__name__} has a batch norm, which "
                          'needs two captions')
     if of_epochs(cfg['teacher_forcing']) != (1, 1) and not hasattr(kind, 'teacher_forcing'):
@@ -339,7 +343,7 @@ def check_decoder(model):
                          'the true words: leave it at 1.0, or take a decoder that has scheduled sampling, as '
                          'extensions.DecoderWithBahdanauAttention')
     asks = [name for name in ('embed_dropout', 'word_vectors', 'tune_word_vectors') if cfg[name] != DEFAULTS[name]]
-    if asks and not isinstance(getattr(model.decoder, 'embedding', None), nn.Embedding):
+    if asks and not isinstance(getattr(decoder, 'embedding', None), nn.Embedding):
         raise ValueError(f'setting {asks[0]!r} is {cfg[asks[0]]!r}, but {kind.__name__} has no nn.Embedding under the '
                          "name 'embedding'")
 
@@ -589,10 +593,12 @@ def set_aside(cfg):
 
     A training that goes on from a checkpoint elsewhere takes that one's best model along.
     """
-    latest, best = checkpoint_paths(cfg)
+    _, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
     scores = (best.with_name(f'{split}_{name}.json') for split in ('test', 'val'))
-    files = [path for path in (latest, best, history_path(cfg), *scores) if path.exists()]
+    # the only one with the data set's name in its own: another data set's is of another training, too
+    latest = sorted(best.parent.glob(f'checkpoint_*_{name}.pth.tar'))
+    files = [*latest, *(path for path in (best, history_path(cfg), *scores) if path.exists())]
     if files:
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()
@@ -614,6 +620,9 @@ def start_from(model, path):
     state = read_checkpoint(path)
     check_vocabulary(model, state, path)
     restore_model(model, state, path)
+    options = [settings.get('decoder_options') or {} for settings in (state['settings'], model.settings)]
+    if options[0] != options[1]:
+        processes.say(f'{path} was trained with decoder_options={options[0]}; from here on they are {options[1]}.')
     processes.say(f'Starting from the weights of {path}: {greedy_scores(state["history"][-1])}.')
     return state['history'][-1]
 
@@ -642,6 +651,9 @@ def resume(model, optimizers, path):
     if bool(cfg['self_critical']) != bool(before['self_critical']):
         raise ValueError(f"{path} was trained with self_critical={before['self_critical']!r}, and the settings say "
                          f"{cfg['self_critical']!r}: for a second training give it as start_from, not as checkpoint")
+    if cfg['decoder_options'] != before['decoder_options']:
+        raise ValueError(f"{path} was trained with decoder_options={before['decoder_options']!r}, and the settings say "
+                         f"{cfg['decoder_options']!r}: set them as they were")
     check_vocabulary(model, state, path)
     restore_model(model, state, path)
     for name, optimizer in optimizers.items():

@@ -5,6 +5,7 @@ import os
 import torch
 
 import processes
+from vocabulary import SPECIAL_TOKENS
 
 
 def load(embedding, path, word_map):
@@ -16,7 +17,7 @@ def load(embedding, path, word_map):
     :param embedding: ``nn.Embedding`` (vocab_size, embed_dim)
     :param path: text file in UTF-8
     :param word_map: word -> index
-    :return: how many words were found
+    :return: how many words were found, special tokens not counted
     :raises ValueError: no such file, vectors of another length, a line that is none, or no word of the vocabulary
     """
     found = set()
@@ -31,6 +32,7 @@ def load(embedding, path, word_map):
                 embedding.weight[word_map[word]] = vector(word, numbers, place)
                 found.add(word)
     ### END SOLUTION
+    found -= set(SPECIAL_TOKENS)
     if not found:
         raise ValueError(f'{path} has none of the words of the vocabulary: is it a file of word vectors?')
     return len(found)
@@ -43,22 +45,23 @@ def lines(path, size):
     :raises ValueError: as above
     """
     try:
-        file = open(path, encoding='utf-8', errors='replace', newline='\n')
+        file = open(path, encoding='utf-8-sig', errors='replace', newline='\n')
     except OSError as error:
         raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
     with file, processes.progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes
-            parts = len(line.split())
-            if not parts or number == 1 and parts == 2:
+            # not at every blank of Unicode: some files have those as words
+            word, *values = line.replace('\t', ' ').rstrip(' \r\n').split(' ')
+            values = [value for value in values if value]
+            if not word and not values or number == 1 and len(values) == 1:
                 continue
-            # words may hold blanks: the numbers are what comes last
-            word, *values = line.rstrip().rsplit(maxsplit=size)
-            if len(values) != size or (number <= 2 and parts != size + 1):
-                raise ValueError(f'{path}, line {number}: {parts - 1} numbers follow the word, but embed_dim is '
+            if len(values) < size or number <= 2 and len(values) > size:
+                raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, but embed_dim is '
                                  f'{size}: set embed_dim to the length of these vectors')
-            yield word, values, f'{path}, line {number}'
+            # words may hold blanks: the numbers are what comes last
+            yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
 
 
 def vector(word, numbers, place):

@@ -8,6 +8,7 @@ import pytest
 import compare as module
 from checkpoints import build_model
 from compare import beam_table, compare, comparison_table, mean_scores, of_seeds, side_by_side
+from create_input_files import create_input_files
 
 RUNS = {
     'plain LSTM': dict(attention=False),
@@ -136,6 +137,36 @@ def test_a_second_phase_is_trained_again_when_its_first_was(cfg, tmp_path, capsy
     assert alone[0]['seeds'][0]['history'] != again[1]['seeds'][0]['history']
 
 
+def test_the_same_run_on_other_data_and_back(cfg, tmp_path):
+    """Nothing of the one is taken for the other's."""
+    json_path, = Path(cfg['data_folder']).glob('dataset_*.json')
+    other = create_input_files('shapes', json_path, json_path.parent, min_word_freq=30, output_folder=tmp_path / 'data',
+                               workers=1)
+    others = cfg | {'data_folder': str(tmp_path / 'data'), 'data_name': other['data_name']}
+    runs = {'a': dict(epochs=1)}
+    first, second, third = (compare(runs, settings, tmp_path / 'runs')[0]['seeds'][0]
+                            for settings in (cfg, others, cfg))
+    assert first['parameters'] == third['parameters'] > second['parameters']
+    assert without_seconds(first) == without_seconds(third) != without_seconds(second)
+
+
+def without_seconds(seed):
+    return [{**epoch, 'seconds': 0} for epoch in seed['history']]
+
+
+def test_what_is_refused_leaves_what_is_there(cfg, tmp_path, monkeypatch):
+    """Also where it comes up only when training begins."""
+    compare({'a': dict(epochs=1)}, cfg, tmp_path)
+    files = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob('*'))
+    vectors = tmp_path.with_name('no_vectors.txt')
+    vectors.write_text('nothing\n')
+    with pytest.raises(ValueError, match='0 numbers follow the word'):
+        compare({'a': dict(epochs=1, word_vectors=str(vectors))}, cfg, tmp_path)
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob('*')) == files
+    monkeypatch.setattr(module, 'train', lambda *_: 1 / 0)
+    compare({'a': dict(epochs=1)}, cfg, tmp_path)
+
+
 @pytest.mark.parametrize('seeds', [3, (), [1, 1]])
 def test_seeds_that_are_none(cfg, tmp_path, seeds):
     with pytest.raises(ValueError, match='seeds is .*; it must be a list of different whole numbers'):
@@ -173,12 +204,26 @@ def test_a_metric_that_could_not_be_had_once():
     ({'a': {}, 'b': dict(ensemble=['a']), 'c': dict(start_from='b')}, "no trained run above it is called 'b'"),
     ({'a': {}, 'b': dict(encoded_image_size=2), 'c': dict(ensemble=['a', 'b'])},
      "'c': 'b' and 'a' have not the same data and encoder"),
+    *[({'a': {}, 'b': own}, f"'b': {message}") for own, message in (
+        (dict(decoder='extensions.Nope'), "setting 'decoder' is 'extensions.Nope'.* no class Nope"),
+        (dict(decoder='extensions.DecoderWithCell', decoder_options=dict(cell='gru')), "cell is 'gru'"),
+        (dict(decoder='extensions.DecoderWithCell', decoder_options=dict(cell=['GRU'])), r"cell is \['GRU'\]"),
+        (dict(decoder='extensions.CaptionNet', decoder_options=dict(head=2)), "decoder_options has 'head'"),
+        *[(dict(decoder='extensions.CaptionNet', decoder_options=dict(heads=heads)), f'heads is {heads!r}; it must be')
+          for heads in (3, 0, -1, 2.0, '2')],
+        (dict(self_critical='mean'), "setting 'self_critical' is 'mean', which goes on from a trained decoder"),
+        (dict(teacher_forcing=0.5), "setting 'teacher_forcing' is 0.5, but DecoderWithAttention is always fed"),
+        (dict(word_vectors='nowhere.txt'), "setting 'word_vectors' is 'nowhere.txt', and there is no such file"),
+        (dict(encoder='resnet7'), "unknown encoder 'resnet7'"))],
+    ({'a': {}, 'b': dict(data_name='nothing')}, 'WORDMAP_nothing.json is not there'),
+    *[({'a': {}, 'b': dict(start_from='a', **own)}, "'b' has start_from='a', which is another decoder, or") for own in (
+        dict(attention=False), dict(decoder_dim=20))],
     ({'lr 1e-3': {}, 'lr 1e+3': {}}, "'lr 1e-3' and 'lr 1e.3' would share the folder lr_1e_3"),
     ({}, 'runs must be a dict'), (['a'], 'runs must be a dict'), ({'a': None}, 'runs must be a dict'),
     ({'a': {}, 'c': dict(batchsize=3)}, "unknown setting 'batchsize'")])
 def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, monkeypatch, runs, message):
     monkeypatch.setattr(module, 'train', lambda *_: 1 / 0)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         compare(runs, cfg, tmp_path)
     assert not list(Path(tmp_path).iterdir())
 

@@ -13,7 +13,7 @@ from verdicts import same
 import extensions
 from batches import Batches
 from beam_search import beam_search, greedy_search
-from checkpoints import load_model
+from checkpoints import checkpoint_paths, load_model
 from datasets import CaptionDataset
 from evaluate import caption_split
 from extensions import (
@@ -28,7 +28,7 @@ from extensions import (
     ScaledDotProductAttention,
 )
 from models import DecoderWithRNN, Encoder
-from solver import caption_loss, check_settings, train
+from solver import DEFAULTS, caption_loss, check_settings, train
 
 # every size is another, so that no two can be mixed up
 PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13
@@ -154,6 +154,8 @@ ADAPTIVE_SLIPS = {
 
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
 def test_layers_of_knowing_when_to_look(kind, todo):
+    """Among others that the attention is as wide as asked for, not as many cells as the grid has."""
+    assert ATTENTION != PIXELS
     weights = {name: tuple(weight.shape) for name, weight in make(kind, dropout=0.25).named_parameters()}
     expected = {
         'embedding.weight': (WORDS, EMBED), 'W_a.weight': (STATE, ENCODER), 'W_a.bias': (STATE,),
@@ -291,14 +293,6 @@ def test_the_adaptive_decoders_cell_state_in_half_precision():
     whole, half = seen
     running = whole != 0
     assert half.abs().max() <= 1 and (whole - half)[running].abs().mean() < 0.02
-
-
-@pytest.mark.parametrize('kind', ['spatial', 'adaptive'])
-def test_the_same_weights_read_any_number_of_cells(kind):
-    decoder = make(kind)
-    more = torch.cat([pictures(), pictures()], dim=1)
-    _, alphas = run(decoder, more)
-    assert alphas.shape[2] == 2 * PIXELS
 
 
 def test_large_weights_of_the_adaptive_decoder_are_not_clipped(tiny_cfg):
@@ -562,7 +556,7 @@ def test_heads_look_at_parts_of_their_own():
 
 
 def test_heads_that_do_not_fit():
-    with pytest.raises(ValueError, match='heads is 3; it must divide attention_dim'):
+    with pytest.raises(ValueError, match='heads is 3; it must be a whole number that divides attention_dim'):
         ScaledDotProductAttention(ENCODER, STATE, ATTENTION, heads=3)
 
 
@@ -822,3 +816,15 @@ def test_a_killed_training_goes_on_the_same(tiny_cfg):
 
 def test_encoder_for_the_bahdanau_decoder_is_the_labs():
     assert isinstance(ResNetEncoder(weights=None), Encoder)
+
+
+def test_other_heads_are_another_function(tiny_cfg, tmp_path, capsys):
+    """Though the weights would fit."""
+    cfg = {**tiny_cfg, 'decoder': 'extensions.CaptionNet', 'decoder_dim': 16, 'attention_dim': 8, 'epochs': 1}
+    train(cfg)
+    latest, best = checkpoint_paths({**DEFAULTS, **cfg})
+    two = {**cfg, 'decoder_options': dict(heads=2), 'epochs': 2}
+    with pytest.raises(ValueError, match=r"decoder_options=\{\}, and the settings say \{.heads.: 2\}: set them as"):
+        train({**two, 'checkpoint': str(latest)})
+    train({**two, 'start_from': str(best), 'output_folder': str(tmp_path / 'second')})
+    assert "was trained with decoder_options={}; from here on they are {'heads': 2}." in capsys.readouterr().out

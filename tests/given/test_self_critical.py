@@ -54,6 +54,16 @@ def test_log_probabilities_are_those_of_the_draw(model, max_len):
         assert found.requires_grad
 
 
+def test_a_caption_that_breaks_off_scores_less(model):
+    """<end> is a word for the score: without it captions learn to break off."""
+    words = ['there', 'is', 'a', 'red', 'circle']
+    scorer = SelfCritical([[words], [['something', 'else']]], 5, 'mean')
+    numbers = [model.word_map[word] for word in words]
+    whole, broken = scorer.rewards(model, [Hypothesis(numbers, 0.0, True), Hypothesis(numbers, 0.0, False)],
+                                   torch.tensor([0, 0])).tolist()
+    assert whole == pytest.approx(10, abs=1e-4) and broken < 0.9 * whole
+
+
 def test_nothing_is_dropped_and_all_is_as_before_afterwards(model):
     statistics = {name: value.clone() for name, value in model.decoder.state_dict().items()}
     rates = [module.p for module in model.decoder.modules() if isinstance(module, nn.Dropout)]

@@ -76,6 +76,24 @@ def test_a_header_and_empty_lines_are_passed_over(tiny_cfg, vectors, between):
     assert word_vectors.load(nn.Embedding(len(word_map), 12), vectors, word_map) == 2
 
 
+def test_words_that_are_blanks_of_unicode_and_a_byte_order_mark(tiny_cfg, vectors):
+    """As the GloVe vectors of Twitter and of Common Crawl have them."""
+    word_map = load_word_map(tiny_cfg['data_folder'], tiny_cfg['data_name'])
+    blanks = ''.join(f'{blank}{" 3" * 12}\n' for blank in ('\x85', '\xa0', '\u2028', '. . .'))
+    vectors.write_text('\ufeff' + vectors.read_text().replace('unheard', blanks + 'unheard', 1), encoding='utf-8')
+    embedding = nn.Embedding(len(word_map), 12)
+    assert word_vectors.load(embedding, vectors, word_map) == 2
+    assert (embedding.weight[word_map['red']] == 1).all() and (embedding.weight[word_map['star']] == 2).all()
+
+
+def test_special_tokens_are_taken_but_not_counted(tiny_cfg, vectors):
+    word_map = load_word_map(tiny_cfg['data_folder'], tiny_cfg['data_name'])
+    vectors.write_text(vectors.read_text() + '<unk>' + ' 5' * 12 + '\n')
+    embedding = nn.Embedding(len(word_map), 12)
+    assert word_vectors.load(embedding, vectors, word_map) == 2
+    assert (embedding.weight[word_map['<unk>']] == 5).all()
+
+
 @pytest.mark.parametrize(('text', 'message'), [
     ('red 1 2 3\n', r'line 1: 3 numbers follow the word, but embed_dim is 12'),
     ('red' + ' 1' * 12 + '\nstar 1 2\n', r'line 2: 2 numbers follow'),
