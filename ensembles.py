@@ -66,7 +66,7 @@ def mean_alpha(alphas):
 class JointEncoder(nn.Module):
     """Several encoders in place of one: their grids lie side by side along the channels.
 
-    :param encoders: list of ``models.Encoder`` whose grids have as many cells
+    :param encoders: several ``models.Encoder`` whose grids have as many cells
     """
 
     def __init__(self, encoders):
@@ -110,26 +110,24 @@ def load_ensemble(paths, device=None):
         if model.word_map != first.word_map:
             raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
         of_model.append((encoder_digest(model.encoder), model.encoder.encoded_image_size))
-        encoders.setdefault(of_model[-1], model.encoder)
-    encoder, channels, decoders = first.encoder, None, [model.decoder for model in models]
+        if of_model[-1] not in encoders:
+            encoders[of_model[-1]] = model.encoder
+            one, other = grid_of(model.encoder), grid_of(first.encoder)
+            if one != other:
+                raise ValueError(f'{path} has a grid of {one[0]} x {one[1]} cells and {paths[0]} one of '
+                                 f'{other[0]} x {other[1]}: they cannot caption together')
+    encoder, channels = first.encoder, None
     if len(encoders) > 1:
-        prove_grids_fit(dict(zip(of_model, paths, strict=True)), encoders)
         encoder = JointEncoder(encoders.values()).eval()
         ends = dict(zip(encoders, itertools.accumulate(one.encoder_dim for one in encoders.values()), strict=True))
         channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in of_model]
+    decoder = Ensemble([model.decoder for model in models], channels).eval()
     settings = {**first.settings, 'decoder': 'ensembles.Ensemble',
                 'fine_tune_encoder': any(model.settings['fine_tune_encoder'] for model in models)}
-    return CaptionModel(encoder, Ensemble(decoders, channels).eval(), first.word_map, settings)
+    return CaptionModel(encoder, decoder, first.word_map, settings)
 
 
-def prove_grids_fit(paths, encoders):
-    """:raises ValueError: two of the encoders, a dict as ``paths``, give a picture another number of cells"""
-    black, grids = torch.zeros(1, 3, 256, 256, dtype=torch.uint8), {}
-    for key, encoder in encoders.items():
-        with torch.no_grad():
-            grids[key] = tuple(encoder(black.to(encoder.mean.device)).shape[1:3])
-    first = next(iter(encoders))
-    for key, (height, width) in grids.items():
-        if (height, width) != grids[first]:
-            raise ValueError(f'{paths[key]} has a grid of {height} x {width} cells and {paths[first]} one of '
-                             f'{grids[first][0]} x {grids[first][1]}: they cannot caption together')
+@torch.no_grad()
+def grid_of(encoder):
+    """:return: how many cells a picture has, (h, w)"""
+    return tuple(encoder(torch.zeros(1, 3, 256, 256, dtype=torch.uint8, device=encoder.mean.device)).shape[1:3])
