@@ -1,5 +1,6 @@
 """Helpers around notebooks: check the TODOs first, or run one from top to bottom without opening it."""
 
+import logging
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import papermill
 from tqdm import tqdm
 from traitlets.config import Config
+
+logging.getLogger('papermill').setLevel(logging.ERROR)  # it warns of each line of a settings cell with a comment
 
 
 def run_notebook(path, output_path=None, show=True, **parameters):

@@ -20,7 +20,8 @@ NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'spice', 'output_f
 
 
 def read_settings(path):
-    """Settings of ``compare.ipynb`` from a JSON file; folders in it are as seen from the present folder.
+    """Settings of ``compare.ipynb`` from a JSON file; folders in it are as seen from the present folder, but for that
+    of the embedded data, which the notebook draws beside itself.
 
     :raises ValueError: no such file, no JSON object, or a name that the notebook does not know
     """
@@ -36,8 +37,9 @@ def read_settings(path):
     cfg, runs = settings.get('cfg', {}), settings.get('runs', {})
     if not all(isinstance(part, dict) for part in (cfg, runs, *(runs.values() if isinstance(runs, dict) else []))):
         raise ValueError(f'{path}: cfg, runs and each of the runs must be objects')
+    drawn = {'data_folder'} if settings.get('data', 'shapes') == 'shapes' else set()
     for values in (settings, cfg, *runs.values()):
-        for name in FILES & values.keys():
+        for name in (FILES - drawn) & values.keys():
             # a text that names no file, such as a kind of weights, stays
             if isinstance(values[name], str) and (name.endswith('folder') or Path(values[name]).exists()):
                 values[name] = str(Path(values[name]).resolve())

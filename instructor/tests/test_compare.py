@@ -57,10 +57,13 @@ def test_names_are_those_of_the_notebook(tmp_path):
     found = {}
     exec(cell, found)
     assert set(NAMES) == {name for name in found if not name.startswith('__')}
-    (tmp_path / 'settings.json').write_text(json.dumps({
-        'cfg': {'data_folder': 'here', 'epochs': 2, 'encoder_weights': 'DEFAULT'},
-        'runs': {'a': {'word_vectors': 'README.md'}}}))
-    here = str(Path('here').resolve())
-    assert read_settings(tmp_path / 'settings.json') == {
-        'cfg': {'data_folder': here, 'epochs': 2, 'encoder_weights': 'DEFAULT'},
-        'runs': {'a': {'word_vectors': str(Path('README.md').resolve())}}}
+
+
+def test_folders_are_as_seen_from_here_but_for_the_embedded_data(tmp_path):
+    settings = {'cfg': {'data_folder': 'here', 'epochs': 2, 'encoder_weights': 'DEFAULT'},
+                'runs': {'a': {'word_vectors': 'README.md'}}}
+    found = {'runs': {'a': {'word_vectors': str(Path('README.md').resolve())}}}
+    for data, folder in (({}, 'here'), ({'data': 'shapes'}, 'here'), ({'data': None}, str(Path('here').resolve()))):
+        (tmp_path / 'settings.json').write_text(json.dumps(settings | data))
+        assert read_settings(tmp_path / 'settings.json') == found | data | {
+            'cfg': {'data_folder': folder, 'epochs': 2, 'encoder_weights': 'DEFAULT'}}
