@@ -106,13 +106,21 @@ def build_model(cfg, word_map, encoder=None):
 
 
 def build_encoder(cfg, encoder=None):
-    """:param encoder: a module of your own in place of ``cfg['encoder']``"""
+    """
+    :param encoder: a module of your own in place of ``cfg['encoder']``
+    :return: ``models.Encoder``, (n, 3, H, W) pixels to (n, h, w, encoder_dim)
+    :raises ValueError: as of ``models.Encoder``
+    """
     return Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'], cfg['encoder_weights'],
                    cfg['encoder_stride'])
 
 
 def build_decoder(cfg, vocab_size, encoder_dim):
-    """:raises ValueError: as of :func:`build_model`"""
+    """
+    :param encoder_dim: channels of the encoder's grid
+    :return: a decoder of the class that the settings name, with scores (..., vocab_size)
+    :raises ValueError: as of :func:`build_model`
+    """
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)

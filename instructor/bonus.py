@@ -29,7 +29,7 @@ def files(todos=None):
     sources = {name: student_source((ROOT / name).read_text(encoding='utf-8'), name, first, todos).encode()
                for name, first in BONUS.items()}
     pages = {path.as_posix(): (ROOT / path).read_bytes() for path in sorted(wanted_files())
-             if any(path.match(pattern) for pattern in FOR_THE_BONUS)}
+             if path.name not in BONUS and any(path.match(pattern) for pattern in FOR_THE_BONUS)}
     pages['compare.ipynb'] = without_outputs(pages['compare.ipynb'].decode()).encode()
     return {
         **pages,
