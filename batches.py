@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from datasets import speaks_of_a_side
+
 BUCKET = 50  # batches among which captions of like length are put together
 
 
@@ -37,15 +39,18 @@ class Batches(Dataset):
     :param flip: (len(dataset),) bool, which captions see their picture mirrored; None: none of them
     :param rank, processes: share each of these batches with other processes: this is process ``rank`` of so many
     :param accumulate: take this process's share in so many parts, if there are captions enough
+    :param by_picture: share out and part whole pictures, if there are enough: all captions of one follow one another
     """
 
-    def __init__(self, dataset, order, flip=None, rank=0, processes=1, accumulate=1):
+    def __init__(self, dataset, order, flip=None, rank=0, processes=1, accumulate=1, by_picture=False):
         self.dataset, self.flip = dataset, flip
         self.parts = []  # (captions, those of the whole step, whether it ends there)
         for whole in order:
-            # as many in every process, and two captions at least, which batch norm needs
-            count = max(min(accumulate, len(whole) // (2 * processes)), 1)
-            parts = whole.tensor_split(processes)[rank].tensor_split(count)
+            together = dataset.cpi if by_picture and len(whole) >= dataset.cpi * processes else 1
+            units = whole.view(-1, together)
+            # as many parts in every process, and two captions at least in each, which batch norm needs
+            count = max(min(accumulate, len(units) // (processes * (1 if together > 1 else 2))), 1)
+            parts = [part.flatten() for part in units.tensor_split(processes)[rank].tensor_split(count)]
             self.parts += [(part, whole, part is parts[-1]) for part in parts]
 
     def __len__(self):
@@ -102,15 +107,17 @@ def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, pro
 def mirrored(dataset, word_map, generator, of_pictures=False):
     """Which captions see their picture mirrored: those of half the pictures, but none that speaks of left or right.
 
-    :param of_pictures: all captions of a picture or none, since what is said of it will be compared with all of them
+    :param of_pictures: all captions of a picture or none, since what is said of it will be compared with all of its
+        ``references``
     :return: (len(dataset),) bool
     """
-    sided = torch.tensor([index for word, index in word_map.items() if word.startswith(('left', 'right'))],
-                         dtype=torch.long)
+    sided, unknown = (torch.tensor(indices, dtype=torch.long) for indices in (
+        [index for word, index in word_map.items() if speaks_of_a_side(word)], [word_map['<unk>']]))
     coin = torch.rand(len(dataset.names), generator=generator) < 0.5
-    speaks = torch.isin(dataset.captions, sided).any(dim=1)
-    if of_pictures:
-        speaks = speaks.view(-1, dataset.cpi).any(dim=1).repeat_interleave(dataset.cpi)
+    of_picture = dataset.sided.repeat_interleave(dataset.cpi)
+    # a word that is not in the vocabulary may be the one that the picture's captions have
+    speaks = of_picture if of_pictures else torch.isin(dataset.captions, sided).any(dim=1) | (
+        torch.isin(dataset.captions, unknown).any(dim=1) & of_picture)
     return coin.repeat_interleave(dataset.cpi) & ~speaks
 
 

@@ -5,7 +5,8 @@ and restval), VAL and TEST:
 
 - ``TRAIN_IMAGES_{base}.hdf5``: ``images`` (N, 3, 256, 256) uint8 RGB, squashed to a square; ``references``
   (N,) strings, each a JSON list of the tokens of all non-empty captions of the image, for BLEU; ``names``
-  (N,) strings, path inside the image folder; attributes ``captions_per_image`` and ``fingerprint``;
+  (N,) strings, path inside the image folder; attributes ``captions_per_image``, ``fingerprint`` of all that
+  the ten files are made of, and ``pictures``, of the images alone;
 - ``TRAIN_CAPTIONS_{base}.json``: N * k lists of max_len + 2 indices, ``<start> words <end> <pad> ...``; the
   k rows of one image are adjacent;
 - ``TRAIN_CAPLENS_{base}.json``: N * k lengths, words + 2;
@@ -32,7 +33,7 @@ import threading
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,7 @@ from tqdm import tqdm
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
 import row_file
 from images import ImageFileError, load_image
+from locks import locked
 from row_file import first_row, open_rows, sync
 from vocabulary import build_word_map, encode_caption
 
@@ -59,11 +61,18 @@ class InputFilesError(ValueError):
 
 
 class Picture(NamedTuple):
-    """One entry of the Karpathy JSON: posix path in the image folder, TRAIN, VAL or TEST, all token lists."""
+    """One entry of the Karpathy JSON.
+
+    :ivar name: posix path in the image folder
+    :ivar split: TRAIN, VAL or TEST
+    :ivar captions: all token lists
+    :ivar stamp: [bytes, modification time in ns] of the file; None as long as nobody has looked
+    """
 
     name: str
     split: str
     captions: list
+    stamp: list | None = None
 
     def usable_captions(self, max_len):
         return [caption for caption in self.captions if 0 < len(caption) <= max_len]
@@ -72,11 +81,23 @@ class Picture(NamedTuple):
 # --- Reading the input ---
 
 
+def only_needed(entry):
+    """What is read of a JSON object, each word of a caption once in memory: COCO's file has four times as much."""
+    entry = {key: entry[key] for key in ("images", "filename", "filepath", "split", "sentences", "tokens")
+             if key in entry}
+    if isinstance(entry.get("tokens"), list):
+        entry["tokens"] = [sys.intern(token) if type(token) is str else token for token in entry["tokens"]]
+    return entry
+
+
 def read_karpathy(path):
     """:return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file"""
     try:
-        content = Path(path).read_bytes()
-        data = json.loads(content)
+        text = Path(path).read_bytes()
+        digest = hashlib.sha256(text).hexdigest()
+        text = text.decode(json.detect_encoding(text), "surrogatepass")  # as json.loads would, which keeps both
+        data = json.loads(text, object_hook=only_needed)
+        del text
     except OSError as error:
         raise InputFilesError(f"{path}: the Karpathy JSON cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
@@ -101,7 +122,7 @@ def read_karpathy(path):
             raise InputFilesError(f"{path}: {where}: every token of a caption must be a string")
         name = posixpath.normpath(posixpath.join(folder, filename))
         pictures.append(Picture(name, SPLIT_OF[split], captions))
-    return pictures, hashlib.sha256(content).hexdigest()
+    return pictures, digest
 
 
 @lru_cache(maxsize=10000)  # nearly all images share a few folders
@@ -140,6 +161,7 @@ def select_pictures(pictures, image_folder, max_len, skip_bad):
     for picture in tqdm(pictures, desc="checking images", unit="image", delay=2):
         stamp, reason = find_image(os.path.realpath(image_folder), picture.name)
         stamps.append(stamp)
+        picture = picture._replace(stamp=stamp)
         reason = reason or (None if picture.captions else "the JSON has no captions for it")
         if reason:
             bad.append({"image": picture.name, "split": picture.split, "reason": reason})
@@ -264,7 +286,9 @@ class SplitFile:
                    "names": [picture.name for picture in pictures]}
         if self.bad:
             strings["left_out"] = [json.dumps(pair) for pair in self.bad]
-        attributes = {"captions_per_image": self.captions_per_image, "fingerprint": self.fingerprint}
+        images = json.dumps([FORMAT_VERSION, self.shape, [(picture.name, picture.stamp) for picture in pictures]])
+        attributes = {"captions_per_image": self.captions_per_image, "fingerprint": self.fingerprint,
+                      "pictures": hashlib.sha256(images.encode()).hexdigest()}
         row_file.create(path, "images", (len(pictures), *self.shape), "uint8", attributes, strings)
 
     def tasks(self, image_folder):
@@ -387,33 +411,17 @@ def check_parameters(dataset, seed, **at_least_one):
 
 @contextmanager
 def one_run_at_a_time(folder):
-    """Hold a lock on the folder; the system lets go of it when the process ends, however it ends."""
-    path = folder / ".create_input_files.lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a")
-    except OSError as error:
-        raise InputFilesError(f"{folder}: the output folder cannot be written ({error.strerror})") from error
-    with file:
+    """Hold a lock on the folder."""
+    def another():
+        raise InputFilesError(f"{folder}: another run is writing to this folder; wait until it has ended")
+
+    with ExitStack() as held:
         try:
-            if os.name == "nt":
-                import msvcrt
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            else:
-                import fcntl
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = os.path.samestat(os.fstat(file.fileno()), os.stat(path))  # else its holder just ended
-        except (BlockingIOError, PermissionError, FileNotFoundError):
-            held = False
-        except OSError:  # a file system without locks
-            held = True
-        if not held:
-            raise InputFilesError(f"{folder}: another run is writing to this folder; wait until it has ended")
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # Windows does not remove an open file
-                path.unlink()
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / ".create_input_files.lock", another))
+        except OSError as error:
+            raise InputFilesError(f"{folder}: the output folder cannot be written ({error.strerror})") from error
+        yield
 
 
 def check_disk_space(folder, splits, text_bytes, skip_bad):

@@ -1,14 +1,15 @@
 """The files of ``create_input_files.py`` as a PyTorch ``Dataset``."""
 
+import functools
 import json
-import os
+import re
 from pathlib import Path
 
 import h5py
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+import row_file
 from vocabulary import encode_caption
 
 
@@ -23,7 +24,7 @@ class CaptionDataset(Dataset):
     * caption: (max_len + 2,) long; caption length: (1,) long, <start> and <end> counted;
       all captions: (captions_per_image, max_len + 2) long
 
-    HDF5 is opened at the first item, in each worker for itself: an open file does not survive a fork.
+    Images are read from the file's bytes (``row_file.py``), by as many loading processes as there are.
 
     :param data_folder: folder with the files of ``create_input_files``
     :param data_name: base name of the files, such as ``shapes_5_cap_per_img_1_min_word_freq``
@@ -40,7 +41,7 @@ class CaptionDataset(Dataset):
             raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
         folder = Path(data_folder)
         self.split, self.transform = split, transform
-        self.images_path = folder / f'{split}_IMAGES_{data_name}.hdf5'
+        self.images_path = self.path_of_images(folder, data_name, split)
         paths = [self.images_path] + [folder / f'{split}_{kind}_{data_name}.json' for kind in ('CAPTIONS', 'CAPLENS')]
         for path in paths:
             if not path.exists():
@@ -52,12 +53,22 @@ class CaptionDataset(Dataset):
             self.cpi = int(file.attrs['captions_per_image'])
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
-        self.sources, self.key = ([features, mirrored], 'features') if features else ([self.images_path], 'images')
+        self.sources, self.key = [self.images_path], 'images'
         self.held = None  # all features in memory, see features.hold
-        self._files, self._owner = {}, None
+        self._rows = {}  # of each source, from the first item on
+        if features:
+            self.use_features(features, mirrored)
 
     def __len__(self):
         return len(self.captions)
+
+    @staticmethod
+    def path_of_images(data_folder, data_name, split):
+        return Path(data_folder) / f'{split}_IMAGES_{data_name}.hdf5'
+
+    def use_features(self, features, mirrored=None):
+        """Read features in place of images, see the parameters of the class."""
+        self.sources, self.key, self._rows = [features, mirrored], 'features', {}
 
     def replace_captions(self, path, word_map):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
@@ -80,6 +91,14 @@ class CaptionDataset(Dataset):
         rows = [encode_caption(caption, word_map, longest) for those in captions for caption in those]
         self.captions = torch.tensor(rows, dtype=torch.long)
         self.caplens = torch.tensor([len(caption) + 2 for those in captions for caption in those]).unsqueeze(1)
+
+    @functools.cached_property
+    def sided(self):
+        """(images,) bool: whether a caption of the image speaks of left or right."""
+        words = {word for captions in self.references for caption in captions for word in caption}
+        words = {word for word in words if speaks_of_a_side(word)}
+        return torch.tensor([any(not words.isdisjoint(caption) for caption in captions)
+                             for captions in self.references], dtype=torch.bool)
 
     @property
     def first_captions(self):
@@ -104,12 +123,9 @@ class CaptionDataset(Dataset):
 
     def _read(self, mirror, numbers):
         source = self.sources[mirror and self.key == 'features']
-        if self._owner != os.getpid():
-            self._files, self._owner = {}, os.getpid()
-        if source not in self._files:
-            self._files[source] = h5py.File(source, 'r')
-        rows = self._files[source][self.key]
-        images = torch.from_numpy(np.stack([rows[number] for number in numbers.tolist()]))
+        if source not in self._rows:
+            self._rows[source] = row_file.rows(source, self.key)
+        images = torch.from_numpy(self._rows[source][numbers.numpy()])
         if self.key == 'features':
             return images
         images = images.flip(3) if mirror else images
@@ -123,4 +139,9 @@ class CaptionDataset(Dataset):
         return *item, self.captions[number * self.cpi:(number + 1) * self.cpi]
 
     def __getstate__(self):
-        return {**self.__dict__, '_files': {}, '_owner': None}
+        return {**self.__dict__, '_rows': {}}
+
+
+def speaks_of_a_side(word):
+    """Whether a word speaks of left or right: "left", "Right-hand", "far-left", "(right)"; but not "bright"."""
+    return re.search(r'(?<![a-z])(left|right)', word.lower()) is not None

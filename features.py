@@ -1,10 +1,12 @@
 """Features once: a frozen encoder sees each image a single time, not once per caption and epoch."""
 
 import hashlib
+import inspect
 import json
 import os
+import re
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import h5py
@@ -15,10 +17,12 @@ from torch.utils.data import DataLoader, Subset
 import processes
 import row_file
 from datasets import CaptionDataset
+from locks import locked
 from utils import atomic_path, evaluating
 
 SAFE_EVERY = 500  # images; a kill costs at most so many
 MEMORY_SHARE = 0.5  # of what is free may be taken by features
+LIBRARIES = 'torch', 'torchvision', 'efficientnet_lite_pytorch'  # their layers do what their names say
 
 
 def encoder_digest(encoder):
@@ -34,31 +38,134 @@ def encoder_digest(encoder):
     return digest.hexdigest()[:16]
 
 
+def code_digest(encoder):
+    """Fingerprint of the code of a module of your own: the same layers and weights can be put together in other ways.
+
+    It does not see what that code calls outside of its class.
+
+    :return: 16 hexadecimal digits; '' where all modules are a library's
+    """
+    kinds = {base for module in encoder.stages.modules() for base in type(module).__mro__
+             if base is not object and base.__module__.partition('.')[0] not in LIBRARIES}
+    code = []
+    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
+        for name, function in sorted(vars(kind).items()):
+            if inspect.isfunction(function):
+                try:
+                    code.append(inspect.getsource(function))
+                except OSError:  # typed into a console
+                    code.append(f'{name} {function.__code__.co_code} {function.__code__.co_names}')
+    return hashlib.sha256('\n'.join(code).encode()).hexdigest()[:16] if kinds else ''
+
+
+def identity(data_folder, data_name, split):
+    """What a features file of a split is of.
+
+    :return: fingerprint of its pictures, whatever their captions; their number
+    """
+    with h5py.File(CaptionDataset.path_of_images(data_folder, data_name, split)) as file:
+        # files made before the attribute 'pictures' have one fingerprint of all
+        return str(file.attrs.get('pictures', file.attrs['fingerprint'])), len(file['names'])
+
+
+def features_path(data_folder, data_name, split, digest, mirror=False):
+    """The same for every vocabulary and number of captions, since the pictures are.
+
+    :param digest: :func:`encoder_digest`
+    """
+    name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', data_name)
+    return Path(data_folder) / f"{split}_{'MIRRORED_' * mirror}FEATURES_{name}_{digest}.hdf5"
+
+
+def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
+    """:func:`encode_images` of several splits; how much disk space all of them need is said, and seen to, first.
+
+    :param wanted: list of (split, mirror)
+    :return: list of paths
+    :raises OSError, ValueError: as :func:`encode_images`
+    """
+    if processes.rank() == 0:
+        needed, grid = 0, None
+        for split, mirror in wanted:
+            path, stamp, n = _file_of(encoder, data_folder, data_name, split, mirror)
+            if _stamp(path) != (stamp, n):
+                if grid is None:
+                    grid = _grid(encoder, CaptionDataset.path_of_images(data_folder, data_name, split), device)
+                part, progress = _work_files(path)
+                needed += _bytes_needed(n, grid, _rows_done(progress) if _stamp(part) == (stamp, n) else [])
+        if needed:
+            free = _free_space(Path(data_folder), needed)
+            print(f"The encoder's features need {needed / 1e9:.3g} GB of disk space; {free / 1e9:.3g} GB are free.")
+    return [encode_images(encoder, data_folder, data_name, split, device, mirror=mirror) for split, mirror in wanted]
+
+
 def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_size=32, workers=0, mirror=False):
     """Write the encoder's native grid of each image of a split into an HDF5 file, half precision.
 
     The file's name and attributes carry the digests of encoder and images, so that a file made by other
     weights or from other images is never used. A file that fits is left as it is; a run that was stopped or killed
-    goes on where it was. Where there are several processes, each encodes its share of the images, into the same file.
+    goes on where it was. Where there are several processes, each encodes its share of the images, into the same file;
+    while another training makes this file, it waits for that.
 
     :param encoder: ``models.Encoder``, frozen; it is run in ``eval()``
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param mirror: encode the mirror images, into a file of their own
     :return: path of the file; dataset ``features`` (images, h, w, encoder_dim) float16
-    :raises OSError: too little disk space, or a folder that not all processes see
+    :raises OSError: too little disk space, or a folder that cannot be written, or that not all processes see
     :raises ValueError: features beyond what half precision can hold, as random weights may give
     """
-    dataset = CaptionDataset(data_folder, data_name, split)
-    with h5py.File(dataset.images_path) as file:
-        stamp = {'images': str(file.attrs['fingerprint']), 'encoder': encoder_digest(encoder)}
-    path = Path(data_folder) / f"{split}_{'MIRRORED_' * mirror}FEATURES_{data_name}_{stamp['encoder']}.hdf5"
-    n = len(dataset.names)
+    path, stamp, n = _file_of(encoder, data_folder, data_name, split, mirror)
     if all(processes.gather([_stamp(path) == (stamp, n)])):
         return path
+    with ExitStack() as held:
+        if processes.rank() == 0:  # only one training writes a file
+            held.enter_context(_lock(path))
+        processes.wait_for_all()
+        if not all(processes.gather([_stamp(path) == (stamp, n)])):  # nobody else has made it meanwhile
+            _write(encoder, CaptionDataset(data_folder, data_name, split), device, batch_size, workers, mirror, path,
+                   stamp)
+    if _stamp(path) != (stamp, n):
+        raise OSError(f'{path} was made by another process, but is not here: data_folder must be a folder that all '
+                      'machines share')
+    return path
 
+
+def _file_of(encoder, data_folder, data_name, split, mirror):
+    """:return: path of a features file, the attributes that it must have, and its number of rows"""
+    images, n = identity(data_folder, data_name, split)
+    stamp = {'images': images, 'encoder': encoder_digest(encoder)}
+    code = code_digest(encoder)
+    return (features_path(data_folder, data_name, split, stamp['encoder'], mirror),
+            {**stamp, 'code': code} if code else stamp, n)
+
+
+def _work_files(path):
+    return [path.with_name(path.name + ending) for ending in ('.part', '.progress')]
+
+
+@contextmanager
+def _lock(path):
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(path.with_name(f'.{path.name}.lock'), lambda: processes.say(
+                f'Another training is writing {path}: waiting for it.')))
+        except OSError as error:
+            raise OSError(f'{path.parent} cannot be written ({error.strerror or error}): copy the data set to a folder '
+                          'of your own, or set cache_features=False') from error
+        yield
+
+
+def _grid(encoder, images_path, device):
+    """:return: (h, w, encoder_dim) of an image's features"""
     with torch.inference_mode(), evaluating(encoder):
-        grid = encoder.native_grid(dataset.image(0).unsqueeze(0).to(device)).shape[1:]
-        part, progress = (path.with_name(path.name + ending) for ending in ('.part', '.progress'))
+        image = torch.from_numpy(row_file.rows(images_path, 'images')[:1].copy())
+        return encoder.native_grid(image.to(device)).shape[1:]
+
+
+def _write(encoder, dataset, device, batch_size, workers, mirror, path, stamp):
+    n, grid = len(dataset.names), _grid(encoder, dataset.images_path, device)
+    part, progress = _work_files(path)
+    with torch.inference_mode(), evaluating(encoder):
         if processes.rank() == 0:
             _prepare(part, progress, stamp, n, grid)
         processes.wait_for_all()
@@ -67,35 +174,42 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
         try:
             _encode(encoder, dataset, device, batch_size, workers, mirror, part, own,
                     rows.tensor_split(processes.count())[processes.rank()], grid)
-        except (OSError, ValueError):  # the disk is full after all or has gone; or these features can't be kept
+        except ValueError:  # these features can't be kept
             part.unlink(missing_ok=True)
             raise
+        except OSError as error:  # the disk is full after all, or has gone
+            part.unlink(missing_ok=True)
+            raise OSError(f'{path.name}: writing failed ({error.strerror or error}): make room in {path.parent}, or '
+                          'set cache_features=False') from error
         finally:
             if not part.exists():
                 _forget(progress)
         processes.wait_for_all()
         if processes.rank() == 0:
-            with suppress(FileNotFoundError):  # another training may have made the same file meanwhile
-                os.replace(part, path)
+            os.replace(part, path)
             _forget(progress)
         processes.wait_for_all()
-    if _stamp(path) != (stamp, n):
-        raise OSError(f'{path} was made by another process, but is not here: data_folder must be a folder that all '
-                      'machines share')
-    return path
+
+
+def _bytes_needed(n, grid, done):
+    return (n - sum(stop - start for start, stop in done)) * grid.numel() * 2
+
+
+def _free_space(folder, needed):
+    """:raises OSError: there is less"""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(f"the encoder's features need {needed / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB free: "
+                      'make room, or set cache_features=False')
+    return free
 
 
 def _prepare(part, progress, stamp, n, grid):
     """Make the file without its rows, if a run before has not, and sum up which rows that one has written."""
     done = _rows_done(progress) if _stamp(part) == (stamp, n) else []
-    needed = (n - sum(stop - start for start, stop in done)) * grid.numel() * 2
-    free = shutil.disk_usage(part.parent).free
-    if needed > free:
-        raise OSError(f'the features of {n} images need {needed / 1e9:.1f} GB, but {part.parent} has '
-                      f'{free / 1e9:.1f} GB free: make room, or set cache_features=False')
-    if needed > 1e9:
-        print(f'{part.name[:-len(".part")]} needs {needed / 1e9:.1f} GB of disk space; {free / 1e9:.1f} GB are free.')
+    _free_space(part.parent, _bytes_needed(n, grid, done))
     if not done:
+        _forget(progress)  # before there is a new file that it could be taken for
         row_file.create(part, 'features', (n, *grid), 'float16', stamp)
     with atomic_path(progress) as temporary:
         temporary.write_text(json.dumps(done))
@@ -111,6 +225,7 @@ def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progres
                         # training goes the same way whether or not the features were there already
                         generator=torch.Generator())
     rows, row_bytes, done, noted = rows.tolist(), grid.numel() * 2, 0, 0
+    what = f'{dataset.split.lower()} images'
 
     def note():
         row_file.sync(file)
@@ -118,17 +233,17 @@ def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progres
             temporary.write_text(json.dumps(_ranges(rows[:done])))
 
     with row_file.open_rows(part, 'features') as file, \
-            processes.progress_bar(total=len(dataset.names), initial=len(dataset.names) - len(rows) * processes.count(),
-                                   unit='image', desc=f'encode {dataset.split.lower()} images') as bar:
+            processes.progress_bar(total=len(dataset.names), unit='image', desc=f'encode {what}',
+                                   initial=max(len(dataset.names) - len(rows) * processes.count(), 0)) as bar:
         first = file.tell()
         try:
             for images, *_ in loader:
                 images = images.to(device, non_blocking=True)
                 grids = encoder.native_grid(images.flip(3) if mirror else images).half()
                 if not grids.isfinite().all():
-                    raise ValueError(f'the encoder gives numbers for {dataset.split.lower()} images '
-                                     f'{rows[done]} to {rows[done + len(images) - 1]} that half precision cannot hold: '
-                                     'take trained encoder_weights, or set cache_features=False')
+                    raise ValueError(f'the encoder gives numbers for {what} {rows[done]} to '
+                                     f'{rows[done + len(images) - 1]} that half precision cannot hold: take trained '
+                                     'encoder_weights, or set cache_features=False')
                 grids = grids.cpu().contiguous()
                 for row, pixels in zip(rows[done:], grids.numpy(), strict=False):
                     file.seek(first + row * row_bytes)
@@ -209,7 +324,10 @@ def hold(dataset, encoder, device='cpu'):
     free = psutil.virtual_memory().available / processes.on_this_machine()
     if device.type != 'cuda' and needed > MEMORY_SHARE * free:
         return False
-    held = torch.empty(shape, dtype=torch.float16, device=device)
+    try:
+        held = torch.empty(shape, dtype=torch.float16, device=device)
+    except RuntimeError:  # out of memory: this process may have less than the machine
+        return False
     with processes.progress_bar(total=len(held), desc=f'read {dataset.split.lower()} features', unit='image',
                                 delay=2) as bar:
         for i, source in enumerate(sources):

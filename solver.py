@@ -33,7 +33,7 @@ from checkpoints import (
 )
 from cider import CiderD
 from datasets import CaptionDataset
-from features import encode_images
+from features import encode_splits
 from features import hold as hold_features
 from metrics import bleu
 from self_critical import BASELINES, SelfCritical
@@ -80,13 +80,13 @@ DEFAULTS = dict(
     fine_tune_encoder=False,        # train the encoder's blocks 2 to 4 as well
     cache_features=True,            # a frozen encoder sees each picture once; False: in every batch
     hold_features=True,             # keep these features in memory, on the device or beside it, if they fit
-    flip=False,                     # mirror half the pictures, but none whose caption speaks of left or right
+    flip=False,                     # mirror half the pictures, but not for a caption that speaks of left or right
     by_picture=None,                # all captions of a picture in one batch; None: if the encoder runs in training
     bucket=False,                   # captions of like length in one batch
     bf16=None,                      # matrix products in half precision; None: where the device is made for it
     accumulate=1,                   # a step's gradient from so many parts of the batch, if memory is short
     processes=1,                    # train in so many processes of this machine, one GPU each (processes.py)
-    compile=False,                  # torch.compile the encoder, where that works
+    compile=False,                  # torch.compile the encoder, where it runs and that works
     lean=True,                      # the same formulas with fewer operations, where your forward agrees (lean.py)
     seed=0,
     # files and output
@@ -238,7 +238,12 @@ def train(cfg, encoder=None):
 
     if cfg['checkpoint']:
         progress = resume(model, optimizers, cfg['checkpoint'])
-    train_data, val_data = (caption_dataset(model, split, hold=cfg['hold_features']) for split in ('TRAIN', 'VAL'))
+    if cfg['compile']:
+        compile_encoder(model.encoder)
+    train_data, val_data = caption_datasets(model, ['TRAIN', 'VAL'], hold=cfg['hold_features'])
+    if len(train_data) == 1 and has_batch_norm(model.decoder):
+        raise ValueError(f'{train_data.images_path} has a single caption: that is too little, '
+                         f'{type(model.decoder).__name__} has a batch norm, which needs two')
     if cfg['captions']:
         train_data.replace_captions(cfg['captions'], word_map)
     made_of = [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
@@ -246,8 +251,6 @@ def train(cfg, encoder=None):
         progress['made_of'] = made_of  # for who asks whether it is still of these files
     if cfg['lean']:
         use_lean(model, train_data)
-    if cfg['compile'] and train_data.key == 'images':
-        compile_encoder(model, train_data)
     processes.share_batch_norm(model.decoder)
     if cfg['embed_dropout']:
         model.decoder.embedding.register_forward_hook(
@@ -335,7 +338,7 @@ def check_decoder(decoder, cfg):
     if not cfg['tune_word_vectors'] and not (cfg['word_vectors'] or begun):
         raise ValueError("setting 'tune_word_vectors' is False, but there are no trained word vectors: give their file "
                          'as word_vectors, or leave it at True')
-    if cfg['batch_size'] < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in decoder.modules()):
+    if cfg['batch_size'] < 2 and has_batch_norm(decoder):
         raise ValueError(f"setting 'batch_size' is 1; it must be at least 2: {kind.__name__} has a batch norm, which "
                          'needs two captions')
     if of_epochs(cfg['teacher_forcing']) != (1, 1) and not hasattr(kind, 'teacher_forcing'):
@@ -346,6 +349,10 @@ def check_decoder(decoder, cfg):
     if asks and not isinstance(getattr(decoder, 'embedding', None), nn.Embedding):
         raise ValueError(f'setting {asks[0]!r} is {cfg[asks[0]]!r}, but {kind.__name__} has no nn.Embedding under the '
                          "name 'embedding'")
+
+
+def has_batch_norm(module):
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
 def use_lean(model, dataset):
@@ -366,16 +373,23 @@ def use_lean(model, dataset):
                       f'one of lean.py ({objection}).')
 
 
-def compile_encoder(model, dataset):
-    """Compile the encoder if this machine can (it needs a C++ compiler or Triton); say so if not."""
-    compiled = torch.compile(model.encoder.native_grid)
-    try:
-        with torch.no_grad():
-            compiled(dataset.images(torch.arange(2)).to(model.settings['device']))
-    except Exception as error:  # what can go wrong differs from system to system
-        processes.say(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
-    else:
-        model.encoder.native_grid = compiled
+def compile_encoder(encoder):
+    """Compile the encoder at its first use, if this machine can (it needs a C++ compiler or Triton); say so if not.
+
+    :param encoder: ``models.Encoder``
+    """
+    plain = encoder.native_grid
+    compiled = torch.compile(plain)
+
+    def native_grid(images):
+        try:
+            return compiled(images)
+        except Exception as error:  # what can go wrong differs from system to system
+            encoder.native_grid = plain
+            processes.say(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
+            return plain(images)
+
+    encoder.native_grid = native_grid
 
 
 def train_epoch(model, dataset, optimizers, epoch, by_score=None):
@@ -397,7 +411,7 @@ def train_epoch(model, dataset, optimizers, epoch, by_score=None):
         by_picture = dataset.key == 'images' or bool(cfg['self_critical'])
     order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
     flip = batches.mirrored(dataset, model.word_map, generator, bool(cfg['self_critical'])) if cfg['flip'] else None
-    parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'])
+    parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'], by_picture)
     model.decoder.teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
     alpha_c = in_epoch(cfg['alpha_c'], epoch, cfg['epochs'])
     losses, top5, step = AverageMeter(), AverageMeter(), 0
@@ -673,19 +687,32 @@ def resume(model, optimizers, path):
     return progress
 
 
-def caption_dataset(model, split, data_folder=None, data_name=None, hold=False):
-    """A split's ``CaptionDataset``, with the encoder's features in place of images if it is frozen.
+def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False):
+    """The ``CaptionDataset`` of each split, with the encoder's features in place of images if it is frozen.
 
     :param hold: keep these features in memory, if they fit
+    :raises ValueError: a split without pictures
     """
     cfg = model.settings
-    data_folder, data_name = data_folder or cfg['data_folder'], data_name or cfg['data_name']
+    names = data_folder or cfg['data_folder'], data_name or cfg['data_name']
+    datasets = [CaptionDataset(*names, split) for split in splits]
+    for dataset in datasets:
+        if not len(dataset):
+            raise ValueError(f'{dataset.images_path} has no pictures: give some of them the split '
+                             f"'{dataset.split.lower()}' in the JSON file, and run create_input_files again")
     if not cfg['cache_features'] or cfg['fine_tune_encoder']:
-        return CaptionDataset(data_folder, data_name, split)
-    features, mirrored = (
-        encode_images(model.encoder, data_folder, data_name, split, cfg['device'], mirror=mirror) if wanted else None
-        for mirror, wanted in ((False, True), (True, cfg.get('flip') and split == 'TRAIN')))
-    dataset = CaptionDataset(data_folder, data_name, split, features=features, mirrored=mirrored)
-    if hold:
-        hold_features(dataset, model.encoder, cfg['device'])
+        return datasets
+    wanted = [(split, mirror) for split in splits
+              for mirror in ([False, True] if cfg.get('flip') and split == 'TRAIN' else [False])]
+    paths = dict(zip(wanted, encode_splits(model.encoder, *names, wanted, cfg['device']), strict=True))
+    for dataset in datasets:
+        dataset.use_features(paths[dataset.split, False], paths.get((dataset.split, True)))
+        if hold:
+            hold_features(dataset, model.encoder, cfg['device'])
+    return datasets
+
+
+def caption_dataset(model, split, data_folder=None, data_name=None):
+    """:func:`caption_datasets` of one split."""
+    dataset, = caption_datasets(model, [split], data_folder, data_name)
     return dataset

@@ -53,10 +53,10 @@ def write_split(folder, split, pictures, words, rng):
 def write_features(folder, split, pictures, encoder, rng):
     """The file that ``features.encode_images`` would leave: (pictures, h, w, encoder_dim) at random, none below 0."""
     import row_file
-    from features import encoder_digest
+    from features import encoder_digest, features_path
     grid = encoder.native_grid(torch.zeros(1, 3, 256, 256)).shape[1:]
     digest = encoder_digest(encoder)
-    path = folder / f'{split}_FEATURES_{NAME}_{digest}.hdf5'
+    path = features_path(folder, NAME, split, digest)
     row_file.create(path, 'features', (pictures, *grid), 'float16',
                     {'images': f'{split} {pictures}', 'encoder': digest})
     block = rng.standard_normal((min(pictures, 997), grid.numel()), dtype=np.float32).clip(0).astype(np.float16)

@@ -92,7 +92,9 @@ def test_in_order(dataset):
 
 
 def test_no_caption_that_speaks_of_left_or_right_is_mirrored(dataset):
-    words = {f'w{i}': i for i in range(1, 60)} | {'left': 60, 'rightmost': 61, 'bright': 62}
+    words = {f'w{i}': i for i in range(1, 60)} | {'Left': 60, 'rightmost': 61, 'bright': 62, '<unk>': 63}
+    dataset.references = [[['a', 'word']] for _ in dataset.references]
+    dataset.references[0] = [['far-left', 'of'], ['a', 'rightmost']]
     dataset.captions = dataset.captions.clamp(max=59)
     dataset.captions[3, 2], dataset.captions[4, 7], dataset.captions[6, 2] = 60, 61, 62
     flips = torch.stack([mirrored(dataset, words, torch.Generator().manual_seed(seed)) for seed in range(200)]).float()
@@ -103,6 +105,10 @@ def test_no_caption_that_speaks_of_left_or_right_is_mirrored(dataset):
     assert flips[:, others].mean(0).min() > 0.3  # 'bright' is no side
     pictures = flips[:, 10:].view(200, -1, 5)  # the captions of a picture see the same
     assert torch.equal(pictures.amax(2), pictures.amin(2))
+    # a word that the vocabulary does not have may be "far-left" in the first picture, but not in the second
+    dataset.captions[[2, 5], [1, 1]] = 63
+    flips = torch.stack([mirrored(dataset, words, torch.Generator().manual_seed(seed)) for seed in range(200)])
+    assert not flips[:, 2:5].any() and flips[:, [0, 1, 5]].any(0).all()
     # where a caption is scored against all of its picture's: all of these or none
     flips = torch.stack([mirrored(dataset, words, torch.Generator().manual_seed(seed), True) for seed in range(200)])
     assert not flips[:, :5].any() and flips[:, 5:].float().mean().item() == pytest.approx(0.5, abs=0.05)
@@ -141,6 +147,36 @@ def test_processes_and_parts_share_each_batch(dataset, processes, accumulate):
         assert min(len(part.numbers) for part in parts) >= 2
         assert {part.of_captions for part in parts} == {len(numbers)}
         assert {part.of_words for part in parts} == {sum(int((part.caplens - 1).sum()) for part in parts)}
+
+
+@pytest.mark.parametrize('accumulate', [1, 3])
+@pytest.mark.parametrize('processes', [1, 4])
+def test_a_picture_is_in_one_part_of_one_process(dataset, processes, accumulate):
+    order = shuffled(dataset, 55, torch.Generator(), by_picture=True, processes=processes)
+    assert [len(numbers) for numbers in order] == [55, 55, 10]  # the last has fewer pictures than there are processes
+    shares = [Batches(dataset, order, None, rank, processes, accumulate, by_picture=True) for rank in range(processes)]
+    found = [[], [], []]
+    for share in shares:
+        step = 0
+        for part in (share[b] for b in range(len(share))):
+            found[step].append(part)
+            step += part.ends_step
+        assert step == 3
+    for numbers, parts in zip(order, found, strict=True):
+        assert len(parts) % processes == 0  # all meet equally often
+        assert torch.equal(torch.cat([part.numbers for part in parts]), numbers)
+        if len(numbers) > 10 or processes == 1:
+            assert sum(len(part.images) for part in parts) == len(numbers) // 5
+            assert all(len(part.numbers) == 5 * len(part.images) for part in parts)
+        assert min(len(part.numbers) for part in parts) >= 2
+
+
+def test_pages_are_pinned_for_a_gpu_only(dataset):
+    batches = Batches(dataset, [torch.arange(5)])
+    for device, pinned in (('cpu', False), ('cuda:1', True)):
+        assert loader(batches, dict(workers=0, device=device)).pin_memory == pinned
+    dataset.held = SimpleNamespace(is_cuda=True)  # there already
+    assert not loader(batches, dict(workers=0, device='cuda')).pin_memory
 
 
 def test_fewer_captions_than_processes_are_left_out(dataset):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter, namedtuple
 from pathlib import Path
 
@@ -186,6 +187,55 @@ def test_same_files_whatever_the_number_of_workers(tmp_path, skip_bad):
 
 
 # --- Decoding ---
+
+
+def test_many_pictures_are_decoded_by_all_cores(data, tmp_path, monkeypatch):
+    """By default; for few it is not worth starting processes."""
+    class Stop(Exception):
+        pass
+
+    def decode_all(tasks, workers):
+        raise Stop(workers)
+        yield
+
+    monkeypatch.setattr(cif, "decode_all", decode_all)
+    monkeypatch.setattr(cif.os, "sched_getaffinity", lambda _: range(3), raising=False)
+    for count, expected in ((12, 1), (250, 2), (2000, 3)):
+        with pytest.raises(Stop, match=str(expected)):
+            data._replace(entries=(data.entries * 200)[:count]).run(tmp_path / f"out{count}", workers=None)
+
+
+def test_only_what_is_needed_of_the_json_stays_in_memory(data, tmp_path):
+    for entry in data.entries:
+        entry |= {"cocoid": "x" * 10000, "sentences": [dict(s, raw="x" * 10000) for s in entry["sentences"]]}
+    tracemalloc.start()
+    try:
+        data.run(tmp_path / "out")
+        before, _ = tracemalloc.get_traced_memory()
+        pictures, _ = cif.read_karpathy(data.json)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 0.1 * data.json.stat().st_size
+    assert len({id(caption[0]) for picture in pictures for caption in picture.captions}) == 1  # "a"
+
+
+def test_fingerprint_of_the_pictures_alone(data, tmp_path):
+    """It stays when captions or settings change, and changes with the pictures."""
+    def fingerprints(**settings):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        data.run(out, **settings)
+        return [read(out, split, f"toy_2_cap_per_img_{settings.get('freq', 1)}_min_word_freq")[0]["pictures"]
+                for split in ("TRAIN", "VAL")]
+
+    first = fingerprints()
+    assert fingerprints(freq=3, seed=7) == first
+    data.entries[0]["sentences"][0]["tokens"][0] = "another"
+    assert fingerprints() == first
+    assert all(one != other for one, other in zip(fingerprints(image_size=8), first, strict=True))
+    Image.new("RGB", (9, 9)).save(data.images / "sub" / "0.png")
+    changed = fingerprints()
+    assert changed[0] != first[0] and changed[1] == first[1]
 
 
 def colour_at(path, x=0.5, y=0.5, size=32):

@@ -6,11 +6,13 @@ import shutil
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datasets import CaptionDataset
+import row_file
+from datasets import CaptionDataset, speaks_of_a_side
 from images import load_image
 from vocabulary import load_word_map
 
@@ -95,7 +97,7 @@ def test_file_is_opened_at_the_first_item(make, monkeypatch):
         return real(path, *args)
 
     monkeypatch.setattr(h5py, 'File', counting)
-    assert not dataset._files
+    assert not dataset._rows
     dataset[0], dataset[3], dataset[40]
     assert opened == [dataset.images_path]
 
@@ -122,15 +124,35 @@ def test_workers_read_what_the_parent_reads(make, context):
     assert torch.equal(dataset[0][0], first[0])
 
 
-def test_a_process_opens_the_file_for_itself(make, monkeypatch):
-    """Two processes that share one open HDF5 file disturb each other now and then; so look at the file itself."""
-    dataset = make('VAL')
-    dataset[0]
-    parents = dict(dataset._files)
-    monkeypatch.setattr('os.getpid', lambda: -1)  # as if forked
-    dataset[0]
-    assert list(dataset._files) == list(parents)
-    assert not any(file is parents[source] for source, file in dataset._files.items())
+def test_rows_are_read_where_they_lie(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 3, 4, 4), dtype=np.uint8)
+    row_file.create(tmp_path / 'rows.hdf5', 'images', pixels.shape, 'uint8', {}, dict(names=['a'] * 7))
+    with row_file.open_rows(tmp_path / 'rows.hdf5', 'images') as file:
+        file.write(pixels.tobytes())
+    rows = row_file.rows(tmp_path / 'rows.hdf5', 'images')
+    assert np.array_equal(rows[[0, 3, 6]], pixels[[0, 3, 6]]) and not rows.flags.writeable
+    with h5py.File(tmp_path / 'rows.hdf5') as file:
+        assert np.array_equal(file['images'][:], pixels)
+    row_file.create(tmp_path / 'none.hdf5', 'images', (0, 3, 4, 4), 'uint8', {})
+    assert row_file.rows(tmp_path / 'none.hdf5', 'images').shape == (0, 3, 4, 4)
+    with h5py.File(tmp_path / 'others.hdf5', 'w') as file:
+        file.create_dataset('images', data=pixels, chunks=(2, 3, 4, 4))
+    with pytest.raises(OSError, match='others.hdf5: its images are not in one piece; make the file again'):
+        row_file.rows(tmp_path / 'others.hdf5', 'images')
+
+
+@pytest.mark.parametrize(('word', 'sided'), [
+    *[(word, True) for word in ('left', 'Left', 'RIGHT', 'right-hand', 'far-left', '(right)', '"left"', 'bottom_left',
+                                '2right')],
+    *[(word, False) for word in ('bright', 'upright', 'cleft', 'lift', 'a')]])
+def test_words_that_speak_of_a_side(word, sided):
+    assert speaks_of_a_side(word) == sided
+
+
+def test_pictures_whose_captions_speak_of_a_side(make):
+    dataset = make()
+    dataset.references = [[['a', 'dog']], [['a', 'dog'], ['the', 'Left', 'dog']], [[]]]
+    assert dataset.sided.tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize('split', ['train', 'DEV', '', None])

@@ -1,10 +1,12 @@
 """Cached features: what the encoder gives, computed once, and never taken for those of others."""
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +16,9 @@ import torch
 from torch import nn
 
 import features
+from create_input_files import create_input_files
 from datasets import CaptionDataset
-from features import encode_images, encoder_digest, hold
+from features import encode_images, encode_splits, encoder_digest, hold
 from models import Encoder
 
 
@@ -61,7 +64,7 @@ def test_features_are_the_native_grid(data, make):
         found = torch.from_numpy(file['features'][:]).float()
     assert found.shape == expected.shape == (6, 16, 16, encoder.encoder_dim)
     assert torch.allclose(found, expected, rtol=2e-3, atol=2e-3)
-    assert path.name == f'VAL_FEATURES_{data[1]}_{encoder_digest(encoder)}.hdf5'
+    assert path.name == f'VAL_FEATURES_shapes_{encoder_digest(encoder)}.hdf5'
     assert left_behind(data[0]) == [path.name]
 
 
@@ -90,6 +93,42 @@ def test_other_weights_or_layers_have_a_file_of_their_own(data):
     assert len(paths) == 4
 
 
+class Rectified(Patches):
+    def forward(self, images):
+        return super().forward(images).relu()
+
+
+def test_other_code_has_features_of_its_own(data):
+    """Layers and weights are the same, and so is the name; what a module of one's own does with them is not."""
+    first, other = Rectified(), type('Rectified', (Patches,), dict(
+        forward=lambda self, images: Patches.forward(self, images).tanh()))()
+    assert repr(first) == repr(other)
+    for module in (first, other, first):
+        encoder = Encoder(module)
+        path = encode_images(encoder, *data, 'VAL')
+        with h5py.File(path) as file, torch.no_grad():
+            expected = encoder.native_grid(CaptionDataset(*data, 'VAL').images(torch.arange(6)))
+            assert torch.allclose(torch.from_numpy(file['features'][:]).float(), expected, atol=2e-3)
+    assert left_behind(data[0]) == [path.name]
+    assert features.code_digest(Encoder('resnet18', weights=None)) == ''  # a library's layers are known by their names
+
+
+def test_other_captions_of_the_same_pictures(tiny_data, tmp_path, monkeypatch):
+    """Neither another vocabulary nor another word in a caption makes the encoder look again."""
+    folder = Path(tiny_data['data_folder'])
+    karpathy = json.loads((folder / 'dataset_shapes.json').read_text())
+    encoder, paths = patches(), set()
+    for frequency, changed in ((1, False), (3, False), (1, True)):
+        if changed:
+            karpathy['images'][0]['sentences'][0]['tokens'][0] = 'another'
+        (tmp_path / 'set.json').write_text(json.dumps(karpathy))
+        name = create_input_files('set', tmp_path / 'set.json', folder, min_word_freq=frequency,
+                                  output_folder=tmp_path, workers=1)['data_name']
+        paths.add(encode_images(encoder, tmp_path, name, 'TRAIN'))
+        monkeypatch.setattr(encoder, 'native_grid', lambda images: pytest.fail('encoded again'))
+    assert len(paths) == 1
+
+
 def test_pooling_is_not_part_of_them(data):
     """One file serves every ``encoded_image_size``."""
     small, native = Encoder(Patches(), 2), Encoder(Patches(), None)
@@ -112,7 +151,7 @@ def test_other_images_are_encoded_anew(data):
     with h5py.File(path) as file:
         old = file['features'][:]
     with h5py.File(CaptionDataset(*data, 'VAL').images_path, 'r+') as file:
-        file.attrs['fingerprint'] = 'another'
+        file.attrs['pictures'] = 'others'
         file['images'][0] = 255 - file['images'][0]
     assert encode_images(encoder, *data, 'VAL') == path
     with h5py.File(path) as file:
@@ -197,12 +236,94 @@ def test_what_another_encoder_left_is_not_gone_on_with(data, monkeypatch):
     assert calls == [1, 2, 2, 2]
 
 
+def test_killed_when_a_new_file_has_just_been_made(data, monkeypatch):
+    """What another encoder's run had noted is not taken for rows of the new file."""
+    encoder = patches()
+    whole = encode_images(encoder, *data, 'VAL')
+    expected = whole.read_bytes()
+    whole.unlink()
+    with monkeypatch.context() as patch:
+        stopping(encoder, patch, KeyboardInterrupt, at=4)
+        with pytest.raises(KeyboardInterrupt):
+            encode_images(encoder, *data, 'VAL', batch_size=2)
+    part, = data[0].glob('*.part')
+    with h5py.File(part, 'r+') as file:
+        file.attrs['images'] = 'others'
+
+    def create(*given):
+        real(*given)
+        raise KeyboardInterrupt
+
+    real = features.row_file.create
+    with monkeypatch.context() as patch:
+        patch.setattr(features.row_file, 'create', create)
+        with pytest.raises(KeyboardInterrupt):
+            encode_images(encoder, *data, 'VAL', batch_size=2)
+    assert encode_images(encoder, *data, 'VAL', batch_size=2).read_bytes() == expected
+
+
+def test_two_trainings_at_once(data, monkeypatch, capsys):
+    """The second waits for the first, and encodes nothing; or all the rest, if the first is stopped."""
+    for stopped in (False, True):
+        encoder, other, begun, go_on, found = patches(), patches(), threading.Event(), threading.Event(), []
+        real, calls = encoder.native_grid, []
+
+        def native_grid(images, real=real, calls=calls, begun=begun, go_on=go_on, stopped=stopped):
+            calls.append(len(images))
+            if len(calls) == 3:
+                begun.set()
+                assert go_on.wait(60)
+                if stopped:
+                    raise KeyboardInterrupt
+            return real(images)
+
+        def run(own, found=found):
+            try:
+                found.append(encode_images(own, *data, 'VAL', batch_size=2))
+            except KeyboardInterrupt:
+                found.append(None)
+
+        monkeypatch.setattr(encoder, 'native_grid', native_grid)
+        theirs = stopping(other, monkeypatch, KeyboardInterrupt, at=99)
+        threads = [threading.Thread(target=run, args=[own]) for own in (encoder, other)]
+        threads[0].start()
+        assert begun.wait(60)
+        threads[1].start()
+        threads[1].join(0.5)
+        assert threads[1].is_alive() and not theirs
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+        path, = set(found) - {None}
+        assert theirs == ([1, 2, 2] if stopped else [])
+        assert capsys.readouterr().out.count('Another training is writing') == 1
+        with h5py.File(path) as file, torch.no_grad():
+            expected = real(CaptionDataset(*data, 'VAL').images(torch.arange(6)))
+            assert torch.allclose(torch.from_numpy(file['features'][:]).float(), expected, atol=2e-3)
+        assert left_behind(data[0]) == [path.name]
+        path.unlink()
+
+
 def test_a_full_disk_leaves_nothing(data, monkeypatch):
     encoder = patches()
-    stopping(encoder, monkeypatch, OSError('no space left'), at=3)
-    with pytest.raises(OSError, match='no space left'):
+    stopping(encoder, monkeypatch, OSError(28, 'No space left on device'), at=3)
+    with pytest.raises(OSError, match='VAL_.*: writing failed .No space left on device.: make room in .* or set cache'):
         encode_images(encoder, *data, 'VAL', batch_size=2)
     assert left_behind(data[0]) == []
+
+
+def test_a_folder_that_cannot_be_written(data, monkeypatch):
+    monkeypatch.setattr('locks.FileLock.acquire', lambda *_, **__: (_ for _ in ()).throw(
+        OSError(30, 'Read-only file system')))  # chmod does not keep root from writing
+    with pytest.raises(OSError, match='cannot be written .Read-only file system.: copy .* or set cache_features=False'):
+        encode_images(patches(), *data, 'VAL')
+    assert left_behind(data[0]) == []
+
+
+def test_the_bar_moves(data, capsys):
+    encode_images(patches(), *data, 'VAL', batch_size=4)
+    bars = capsys.readouterr().err
+    assert 'encode val images' in bars and '6/6 [' in bars and 'image/s' in bars
 
 
 def test_features_beyond_half_precision(data):
@@ -245,16 +366,45 @@ def test_features_too_large_for_the_memory_stay_in_their_file(data, monkeypatch)
     for free, fits in ((2 * needed - 1, False), (2 * needed, True)):
         monkeypatch.setattr(features.psutil, 'virtual_memory', lambda free=free: SimpleNamespace(available=free))
         assert hold(dataset, encoder) == fits == (dataset.held is not None)
+    dataset.held = None
+    with monkeypatch.context() as patch:  # they share this machine's memory
+        patch.setattr(features.processes, 'on_this_machine', lambda: 2)
+        assert not hold(dataset, encoder)
+    with monkeypatch.context() as patch:  # a process may have less than the machine
+
+        def empty(*_, **__):
+            raise RuntimeError("can't allocate memory")
+
+        patch.setattr(features.torch, 'empty', empty)
+        assert not hold(dataset, encoder) and dataset.held is None
+    assert hold(dataset, encoder)
 
 
 def test_too_little_disk_space(data, monkeypatch):
     needed = 6 * 16 * 16 * 4 * 2
     monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=needed - 1))
-    with pytest.raises(OSError, match='6 images need .* GB free: make room, or set cache_features=False'):
+    with pytest.raises(OSError, match='features need 1.23e-05 GB, but .* 1.23e-05 GB free: make room, or set cache'):
         encode_images(patches(), *data, 'VAL')
     assert left_behind(data[0]) == []
     monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=needed))
     encode_images(patches(), *data, 'VAL')
+
+
+def test_disk_space_of_all_splits_is_seen_to_first(data, monkeypatch, capsys):
+    wanted, picture = [('TRAIN', False), ('TRAIN', True), ('VAL', False)], 16 * 16 * 4 * 2
+    monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=54 * picture - 1))
+    with pytest.raises(OSError, match=f'need {54 * picture / 1e9:.3g} GB, but'):
+        encode_splits(patches(), *data, wanted)
+    assert left_behind(data[0]) == []
+    monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=54 * picture))
+    paths = encode_splits(patches(), *data, wanted)
+    assert 'features need 0.000111 GB of disk space; 0.000111 GB are free.' in capsys.readouterr().out
+    assert sorted(left_behind(data[0])) == sorted(path.name for path in paths) and len(set(paths)) == 3
+    paths[1].unlink()
+    encode_splits(patches(), *data, wanted)
+    assert f'features need {24 * picture / 1e9:.3g} GB' in capsys.readouterr().out
+    encode_splits(patches(), *data, wanted)
+    assert 'need' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('training', [True, False])

@@ -575,10 +575,112 @@ def test_own_decoder_that_cannot_be(own_file, tiny_cfg, decoder, message):
 @pytest.mark.parametrize('changes', [
     dict(hold_features=False), dict(hold_features=False, workers=2), dict(by_picture=True), dict(bucket=True),
     dict(by_picture=True, bucket=True, flip=True), dict(cache_features=False, flip=True),
-    dict(fine_tune_encoder=True, flip=True, workers=2), dict(bf16=True), dict(compile=True)], ids=str)
+    dict(fine_tune_encoder=True, flip=True, workers=2), dict(bf16=True), dict(accumulate=3)], ids=str)
 def test_every_way_to_train(tiny_cfg, changes):
     history = train({**tiny_cfg, **changes})
     assert history[1]['train_loss'] < history[0]['train_loss']
+
+
+def test_settings_of_the_batches_are_heard(tiny_cfg, monkeypatch):
+    seen, shuffled, mirrored = [], solver.batches.shuffled, solver.batches.Batches
+
+    def watched(dataset, batch_size, generator, by_picture, bucket, processes):
+        seen.append([by_picture, bucket])
+        return shuffled(dataset, batch_size, generator, by_picture, bucket, processes)
+
+    def watching(dataset, order, flip=None, *rest):
+        if dataset.split == 'TRAIN':
+            seen[-1].append(flip is not None and 0.2 < flip.double().mean() < 0.8)
+        else:
+            assert flip is None
+        return mirrored(dataset, order, flip, *rest)
+
+    monkeypatch.setattr(solver.batches, 'shuffled', watched)
+    monkeypatch.setattr(solver.batches, 'Batches', watching)
+    monkeypatch.setattr(solver, 'use_lean', lambda *_: None)  # it takes a few captions in a batch of its own
+    cfg = {**tiny_cfg, 'epochs': 1}
+    for settings, expected in (
+            ({}, [False, False, False]), (dict(flip=True), [False, False, True]),
+            (dict(bucket=True), [False, True, False]),
+            (dict(by_picture=True), [True, False, False]), (dict(cache_features=False), [True, False, False]),
+            (dict(fine_tune_encoder=True, by_picture=False), [False, False, False])):
+        seen.clear()
+        train({**cfg, **settings})
+        assert seen == [expected], settings
+    best = checkpoint_paths({**DEFAULTS, **cfg})[1]
+    seen.clear()
+    train({**cfg, 'self_critical': 'mean', 'start_from': str(best), 'output_folder': cfg['output_folder'] + '_second'})
+    assert seen == [[True, False, False]]
+
+
+@pytest.mark.parametrize('cached', [False, True])
+def test_compiled_encoders_train_the_same(tiny_cfg, tmp_path, monkeypatch, capsys, cached):
+    """By a stand-in for torch.compile, whose own work takes a minute; and where it fails, without it."""
+    calls = []
+
+    def compiled(function):
+        def run(images):
+            calls.append(len(images))
+            if broken:
+                raise SystemError('no compiler')
+            return function(images)
+        return run
+
+    cfg = {**tiny_cfg, 'epochs': 1, 'cache_features': cached, 'encoder': None}
+    plain = without_seconds(train({**cfg, 'output_folder': str(tmp_path / 'plain')}, Own(seed=5)))
+    monkeypatch.setattr(torch, 'compile', compiled)
+    for broken in (False, True):
+        for path in Path(cfg['data_folder']).glob('*FEATURES*'):
+            path.unlink()
+        calls.clear()
+        own = {**cfg, 'compile': True, 'output_folder': str(tmp_path / str(broken))}
+        assert without_seconds(train(own, Own(seed=5))) == plain
+        assert len(calls) == 1 if broken else sum(calls) >= 30
+        said = 'torch.compile does not work here, training goes on without it (SystemError).'
+        assert capsys.readouterr().out.count(said) == broken
+
+
+def test_what_is_the_default_on_a_gpu_only(monkeypatch):
+    for able in (True, False):
+        monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation, able=able: able)
+        assert solver.use_bf16(dict(bf16=None, device='cuda:0')) is able
+        assert not solver.use_bf16(dict(bf16=None, device='cpu'))
+        assert solver.use_bf16(dict(bf16=True, device='cpu')) and not solver.use_bf16(dict(bf16=False, device='cuda'))
+
+
+def test_one_kernel_for_all_parameters(tiny_cfg, monkeypatch):
+    made = []
+    for name in ('AdamW', 'Adam'):
+        real = getattr(torch.optim, name)
+        monkeypatch.setattr(torch.optim, name, lambda *given, real=real, **options: (
+            made.append(options['fused']), real(*given, **options))[1])
+    train({**tiny_cfg, 'epochs': 1, 'fine_tune_encoder': True})
+    assert made == [True, True]
+
+
+def test_a_split_without_pictures(tiny_data, tiny_cfg, tmp_path, monkeypatch):
+    folder = Path(tiny_data['data_folder'])
+    karpathy = json.loads((folder / 'dataset_shapes.json').read_text())
+    for image in karpathy['images']:
+        image['split'] = 'test' if image['split'] == 'val' else image['split']
+    (tmp_path / 'set.json').write_text(json.dumps(karpathy))
+    name = create_input_files('set', tmp_path / 'set.json', folder, output_folder=tmp_path, workers=1)['data_name']
+    monkeypatch.setattr(solver, 'encode_splits', lambda *_: pytest.fail('encoded before it was noticed'))
+    with pytest.raises(ValueError, match=f"VAL_IMAGES_{name}.hdf5 has no pictures: give some of them the split 'val'"):
+        train({**tiny_cfg, 'data_folder': str(tmp_path), 'data_name': name})
+
+
+def test_a_single_caption_and_batch_norm(tiny_data, tiny_cfg, tmp_path):
+    folder = Path(tiny_data['data_folder'])
+    karpathy = json.loads((folder / 'dataset_shapes.json').read_text())
+    train_images = [image for image in karpathy['images'] if image['split'] == 'train']
+    karpathy['images'] = train_images[:1] + [image for image in karpathy['images'] if image['split'] != 'train']
+    (tmp_path / 'set.json').write_text(json.dumps(karpathy))
+    name = create_input_files('set', tmp_path / 'set.json', folder, 1, 1, tmp_path, workers=1)['data_name']
+    cfg = {**tiny_cfg, 'data_folder': str(tmp_path), 'data_name': name}
+    with pytest.raises(ValueError, match='TRAIN_IMAGES_.* has a single caption: .*DecoderWithRNN has a batch norm'):
+        train({**cfg, 'attention': False})
+    train({**cfg, 'epochs': 1})
 
 
 @pytest.mark.parametrize('attention', KINDS)
@@ -592,18 +694,22 @@ def test_half_precision_comes_close(tiny_cfg, tmp_path, attention):
 
 
 @pytest.mark.parametrize('attention', KINDS)
-def test_held_features_and_files_give_the_same_training(tiny_cfg, tmp_path, attention):
-    cfg = {**tiny_cfg, 'attention': attention}
+def test_held_features_and_files_give_the_same_training(tiny_cfg, tmp_path, monkeypatch, attention):
+    cfg, held, real = {**tiny_cfg, 'attention': attention}, [], solver.use_lean
+    monkeypatch.setattr(solver, 'use_lean', lambda model, dataset: (
+        held.append(dataset.held is not None), real(model, dataset)))
     histories = [without_seconds(train({**cfg, 'hold_features': hold, 'output_folder': str(tmp_path / str(hold))}))
                  for hold in (True, False)]
+    assert held == [True, False]
     for one, other in zip(*histories, strict=True):
         for key in ('train_loss', 'val_loss'):  # they were pooled before or after rounding to half precision
             assert one[key] == pytest.approx(other[key], rel=1e-3)
 
 
+@pytest.mark.parametrize('accumulate', [1, 2])
 @pytest.mark.parametrize('attention', KINDS)
-def test_the_encoder_runs_once_per_picture(tiny_cfg, monkeypatch, attention):
-    cfg = dict(attention=attention, fine_tune_encoder=True)
+def test_the_encoder_runs_once_per_picture(tiny_cfg, monkeypatch, attention, accumulate):
+    cfg = dict(attention=attention, fine_tune_encoder=True, accumulate=accumulate)
     model, dataset = small_training(tiny_cfg, **cfg)
     seen, real = [], model.encoder.forward
     monkeypatch.setattr(model.encoder, 'forward', lambda images: (seen.append(len(images)), real(images))[1])
@@ -643,12 +749,19 @@ class Own(nn.Module):
 
 
 @pytest.mark.parametrize('attention', KINDS)
-def test_cached_features_give_the_same_training(tiny_cfg, tmp_path, attention):
-    cfg = {**tiny_cfg, 'attention': attention, 'epochs': 1}
-    cached = train(cfg, Own())[0]
-    images = train({**cfg, 'cache_features': False, 'output_folder': str(tmp_path / 'images')}, Own())[0]
+@pytest.mark.parametrize('flip', [False, True])
+def test_cached_features_give_the_same_training(tiny_cfg, tmp_path, monkeypatch, attention, flip):
+    cfg = {**tiny_cfg, 'attention': attention, 'epochs': 3, 'decoder_lr': 2e-2, 'by_picture': True, 'flip': flip}
+    cached = train(cfg)
+    images = train({**cfg, 'cache_features': False, 'output_folder': str(tmp_path / 'images')})
+    real = solver.encode
+    monkeypatch.setattr(solver, 'encode', lambda model, images: (
+        grid := real(model, images)) * (torch.arange(grid.shape[-1]) % 2))
+    others = train({**cfg, 'output_folder': str(tmp_path / 'others')})
     for score in ('train_loss', 'val_loss'):
-        assert images[score] == pytest.approx(cached[score], abs=5e-3)
+        losses = [torch.tensor([epoch[score] for epoch in history]) for history in (cached, images, others)]
+        assert (losses[0] - losses[1]).abs().max() < 5e-4
+        assert (losses[0] - losses[2]).abs().max() > 2e-3
 
 
 def test_own_encoder_is_trained_saved_and_loaded(tiny_cfg):
