@@ -230,6 +230,10 @@ class Setting:
         """All captions of a picture are in the batch."""
         self.update(self.lean_loss(self.pictures, image_of=self.image_of), self.fused_adam)
 
+    def default_step(self):
+        """No two captions of the batch share a picture."""
+        self.update(self.lean_loss(self.pictures[self.image_of]), self.fused_adam)
+
     def bucketed_steps(self):
         """No two captions of the batch share a picture, all are of like length; as many steps as there are buckets."""
         for lengths in self.buckets:
@@ -244,6 +248,7 @@ def training(models, machine):
             usual = setting.textbook_step, CAPTIONS
             yield machine.row(f'training step, {kind}, {cells} cells, `by_picture`', 'captions', usual,
                               (setting.lean_step, CAPTIONS))
+            yield machine.row('the same, neither (the default)', 'captions', usual, (setting.default_step, CAPTIONS))
             yield machine.row('the same, `bucket` instead', 'captions', usual,
                               (setting.bucketed_steps, BUCKETS * CAPTIONS))
         native = Setting(models, machine, kind, 64)
@@ -341,6 +346,24 @@ def encoding(models, machine):
 
     yield machine.row('one caption, beam 5, encoder included', 'captions', (usual_caption, 1), (caption, 1))
 
+    def usual_pass():
+        for _ in range(PER_PICTURE):
+            usual_caption()
+
+    def first_pass():
+        with torch.no_grad():
+            beam_search(native.decoder, encode_once().float().clone(), words, 5, WORDS)
+
+    def later_pass():
+        with torch.no_grad():
+            beam_search(native.decoder, native.pictures, words, 5, WORDS)
+
+    yield machine.row('BLEU pass, beam 5, soft attention, encoder included: each picture five times, one at a time, '
+                      f'against once, {pictures} at a time', 'pictures', (usual_pass, 1),
+                      (first_pass, pictures), rounds=2, repeats=1)
+    yield machine.row('the same, on kept features', 'pictures', (usual_pass, 1), (later_pass, pictures), rounds=2,
+                      repeats=1)
+
 
 def word_map(machine):
     v = machine.sizes['vocab_size']
@@ -368,8 +391,8 @@ def searching(models, machine, pictures=32):
             def ours(setting=setting, beam_size=beam_size):
                 beam_search(setting.decoder, setting.pictures, words, beam_size, WORDS)
 
-            yield machine.row(f'BLEU pass, beam {beam_size}, {kind}: one picture at a time, five times each, against '
-                              f'{pictures} at once', 'pictures', (usual, 2), (ours, pictures), rounds=2, repeats=2)
+            yield machine.row(f'search of a BLEU pass, beam {beam_size}, {kind}: one picture at a time, five times '
+                              f'each, against {pictures} at once', 'pictures', (usual, 2), (ours, pictures), rounds=2, repeats=2)
 
 
 def preparing(_, machine):

@@ -73,7 +73,7 @@ def test_table(monkeypatch, tmp_path, capsys, part):
     table = (tmp_path / 'bench.md').read_text()
     assert table in capsys.readouterr().out
     rows = table.splitlines()[2:]
-    assert len(rows) == len(written['rows']) == dict(preparing=1, encoding=5, training=11, searching=6)[part]
+    assert len(rows) == len(written['rows']) == dict(preparing=1, encoding=7, training=15, searching=6)[part]
     for row, line in zip(written['rows'], rows, strict=True):
         assert row['ours'] > 0 and line.count('|') == 7
         if row['usual']:
@@ -82,6 +82,46 @@ def test_table(monkeypatch, tmp_path, capsys, part):
     if part == 'training':
         assert 0 < written['rows'][-1]['share'] < 1
         assert written['hours_of_ten_epochs_of_coco']['ours'] > 0
+
+
+def test_the_usual_way_does_all_that_is_said_of_it(models, monkeypatch):
+    """Keys at every word, the encoder for every caption, each picture searched five times."""
+    seen = dict(keys=0, encoded=0, searched=0, lean=0)
+
+    def counting(name, real, of):
+        def count(*given, **options):
+            seen[name] += of(*given)
+            return real(*given, **options)
+        return count
+
+    machine = bench.Machine('cpu', small=True)
+    setting = bench.Setting(models, machine, 'soft attention', 64)
+    setting.decoder.attention.encoder_att.register_forward_hook(lambda *_: seen.update(keys=seen['keys'] + 1))
+    monkeypatch.setattr(bench.lean, 'lean_forward', counting('lean', bench.lean.lean_forward, lambda *_: 1))
+    setting.textbook_step()
+    assert seen['keys'] == setting.lengths.max() - 1 and not seen['lean']
+    setting.lean_step()
+    assert seen['lean'] == 1
+
+    monkeypatch.setattr(textbook, 'encode', counting('encoded', textbook.encode, lambda _, images: len(images)))
+    monkeypatch.setattr(textbook, 'beam_search', counting('searched', textbook.beam_search, lambda *_: 1))
+    ours, of_usual = [], {}
+    monkeypatch.setattr(bench, 'beam_search', lambda decoder, grids, *rest: ours.append(len(grids)))
+
+    def row(what, unit, usual, own, **_):
+        seen.update(encoded=0, searched=0)
+        usual[0]()
+        of_usual[what] = seen['encoded'] / usual[1], seen['searched'] / usual[1]
+        own[0]()
+        return {}
+
+    monkeypatch.setattr(machine, 'row', row)
+    list(bench.encoding(models, machine))
+    assert [count for what, count in of_usual.items()] == [(5, 0), (5, 0), (5, 0), (5, 0), (1, 1), (5, 5), (5, 5)]
+    of_usual.clear()
+    ours.clear()
+    list(bench.searching(models, machine))
+    assert set(of_usual.values()) == {(0, 5)} and ours == [32] * 6
 
 
 def test_peak_memory():
