@@ -41,7 +41,7 @@ def first_row(path, name):
 def rows(path, name):
     """The rows of such a file as an array that is read, row by row, where it is indexed.
 
-    (HDF5 itself takes some four times as long for rows here and there, and an open file does not survive a fork.)
+    (HDF5 itself takes several times as long for rows here and there, and an open file does not survive a fork.)
 
     :return: numpy array, read only
     :raises OSError: the file was not made by :func:`create`

@@ -392,7 +392,8 @@ def searching(models, machine, pictures=32):
                 beam_search(setting.decoder, setting.pictures, words, beam_size, WORDS)
 
             yield machine.row(f'search of a BLEU pass, beam {beam_size}, {kind}: one picture at a time, five times '
-                              f'each, against {pictures} at once', 'pictures', (usual, 2), (ours, pictures), rounds=2, repeats=2)
+                              f'each, against {pictures} at once', 'pictures', (usual, 2), (ours, pictures),
+                              rounds=2, repeats=2)
 
 
 def preparing(_, machine):
