@@ -95,7 +95,7 @@ def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
                 needed += _bytes_needed(n, grid, _rows_done(progress) if _stamp(part) == (stamp, n) else [])
         if needed:
             free = _free_space(Path(data_folder), needed)
-            print(f"The encoder's features need {needed / 1e9:.3g} GB of disk space; {free / 1e9:.3g} GB are free.")
+            print(f"The encoder's features need {_size(needed)} of disk space; {_size(free)} are free.")
     return [encode_images(encoder, data_folder, data_name, split, device, mirror=mirror) for split, mirror in wanted]
 
 
@@ -195,12 +195,16 @@ def _bytes_needed(n, grid, done):
     return (n - sum(stop - start for start, stop in done)) * grid.numel() * 2
 
 
+def _size(count):
+    return f'{count / 1e9:.3g} GB' if count >= 1e9 else f'{count / 1e6:.3g} MB'
+
+
 def _free_space(folder, needed):
     """:raises OSError: there is less"""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise OSError(f"the encoder's features need {needed / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB free: "
-                      'make room, or set cache_features=False')
+        raise OSError(f"the encoder's features need {_size(needed)}, but {folder} has {_size(free)} free: make room, "
+                      'or set cache_features=False')
     return free
 
 

@@ -19,6 +19,7 @@ uses this only for a decoder to which :func:`objection` has none, and your own `
 
 import copy
 import functools
+from contextlib import nullcontext
 
 import torch
 from torch import nn
@@ -149,8 +150,9 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     embeddings = decoder.embedding(words)
     if not hasattr(decoder, 'attention'):
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-        states, *_ = torch.lstm(embeddings, sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
-                                decoder.training, False)  # what nn.LSTM calls
+        with torch.autocast(pictures.device.type, enabled=False):  # it would take float16, which has too small a range
+            states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1,
+                                    0.0, decoder.training, False)  # what nn.LSTM calls
         alphas = ()
     else:
         attention, split = decoder.attention, embeddings.shape[1]
@@ -360,14 +362,33 @@ def objection(decoder, encoder_out, encoded_captions, caption_lengths):
     """Why a decoder's own ``forward`` cannot be replaced by :func:`lean_forward`; None if the two agree.
 
     Compared on a copy, on a few captions: all that ``forward`` returns, the gradients of every parameter, and what goes
-    into ``decoder.dropout``. Random generators stay as they are.
+    into ``decoder.dropout``; with everything dropped, and in ``eval()``, once more what it returns. What is random
+    besides is not replaced. Random generators stay as they are.
     """
+    if hasattr(type(decoder), 'teacher_forcing'):
+        return 'it has scheduled sampling'
     devices = [encoder_out.device] if encoder_out.is_cuda else []
+    # cuDNN's LSTM would round to TF32, the cells of a loop do not
+    precise = torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if devices else nullcontext()
     try:
-        with torch.random.fork_rng(devices), torch.enable_grad():
+        with torch.random.fork_rng(devices), torch.enable_grad(), precise:
             return _difference(copy.deepcopy(decoder).train(), encoder_out.detach(), encoded_captions, caption_lengths)
     except Exception as error:  # layers of other names or kinds, another number of results, ...
         return f'{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}'
+
+
+def _run(forward, decoder, batch):
+    """:return: predictions and alphas, captions and lengths, all in the order of the batch, which stays as it is"""
+    predictions, captions, lengths, *alphas, sort_ind = forward(decoder, *(tensor.clone() for tensor in batch))
+    if torch.is_tensor(predictions):
+        predictions = pack_padded_sequence(predictions, lengths, batch_first=True)
+    back = sort_ind.argsort()  # captions of equal length may come in any order
+    predictions, _ = pad_packed_sequence(predictions, batch_first=True)
+    return [values[back] for values in (predictions, *alphas)], [captions[back], torch.tensor(list(lengths))]
+
+
+def _random_states(device):
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == 'cuda' else [])]
 
 
 def _difference(decoder, *batch):
@@ -377,19 +398,17 @@ def _difference(decoder, *batch):
     dropped, found = ([], []), []
     for forward, inputs in zip((type(decoder).forward, lean_forward), dropped, strict=True):
         handle = decoder.dropout.register_forward_pre_hook(lambda _, given, inputs=inputs: inputs.append(given[0]))
-        predictions, captions, lengths, *alphas, sort_ind = forward(decoder, *batch)
+        states = _random_states(batch[0].device)
+        outputs, whole = _run(forward, decoder, batch)
         handle.remove()
-        if torch.is_tensor(predictions):
-            predictions = pack_padded_sequence(predictions, lengths, batch_first=True)
-        back = sort_ind.argsort()  # captions of equal length may come in any order
-        predictions, _ = pad_packed_sequence(predictions, batch_first=True)
-        outputs = [values[back] for values in (predictions, *alphas)]
+        if not all(map(torch.equal, states, _random_states(batch[0].device))):
+            return 'it draws random numbers'
         # any mixture of the entries will do, so long as no two are alike
         loss = sum((values * torch.sin(torch.arange(values.numel(), device=values.device)).view(values.shape)).sum()
                    for values in outputs)
         trained = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        found.append((outputs, [captions[back], torch.tensor(list(lengths))], gradients))
+        found.append((outputs, whole, gradients))
     (outputs, whole, gradients), (lean_outputs, lean_whole, lean_gradients) = found
 
     if len(outputs) != len(lean_outputs):
@@ -405,15 +424,28 @@ def _difference(decoder, *batch):
             return f'its gradient of {name} is another'
     dropped = [row_sums(given) for given in dropped]
     if not close(*dropped):
-        return 'its dropout is in another place'
+        return 'its dropout is not on h before fc, once per word'
     # any other dropout would show in what comes out when everything is dropped
     for module in decoder.modules():
         if isinstance(module, nn.Dropout):
             module.p = 1.0
     states = []
-    decoder.dropout.register_forward_pre_hook(lambda _, given: states.append(given[0]))
-    decoder(*batch)
-    return None if close(row_sums(states), dropped[1]) else 'it has dropout in other places as well'
+    handle = decoder.dropout.register_forward_pre_hook(lambda _, given: states.append(given[0]))
+    with torch.no_grad():
+        _run(type(decoder).forward, decoder, batch)
+        handle.remove()
+        if not close(row_sums(states), dropped[1]):
+            return 'it has dropout in other places as well'
+        if decoder.fc.bias is not None:
+            decoder.fc.bias.normal_()  # so that there is something to drop behind fc
+        for training, otherwise in ((True, 'it has dropout in other places as well'),
+                                    (False, 'in eval() it does something else')):
+            decoder.train(training)
+            (outputs, _), (lean_outputs, _) = (_run(forward, decoder, batch)
+                                               for forward in (type(decoder).forward, lean_forward))
+            if not all(map(close, outputs, lean_outputs)):
+                return otherwise
+    return None
 
 
 def row_sums(tensors):

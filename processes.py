@@ -9,16 +9,20 @@ the whole batch. A process that was started alone is the only one, and none of t
 import gc
 import io
 import os
+import signal
 import socket
 import sys
+import threading
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 
+import psutil
 import torch
 from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch import distributed, nn
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from tqdm import tqdm
 
@@ -41,6 +45,16 @@ def launched():
 def on_this_machine():
     """Number of processes that share this machine's memory."""
     return int(os.environ.get('LOCAL_WORLD_SIZE', 1)) if launched() else 1
+
+
+def take_own_gpu(device=None):
+    """Before anything else touches a GPU: each of several processes has one of its own.
+
+    :param device: the setting; nothing happens for 'cpu'
+    """
+    number = int(os.environ.get('LOCAL_RANK', 0))
+    if launched() and device != 'cpu' and number < torch.cuda.device_count():
+        torch.cuda.set_device(number)
 
 
 def connect(device, bf16=False):
@@ -67,6 +81,7 @@ def launch(function, *args, processes):
     """Run ``function(*args)`` in several processes of this machine, and wait for all of them.
 
     :raises RuntimeError: one of them was killed or failed; the others are ended
+    :raises KeyboardInterrupt: this process was interrupted; they are ended as well
     """
     AcceleratorState._reset_state(reset_partial_state=True)
     with socket.socket() as free:  # two trainings on one machine must not meet
@@ -78,9 +93,18 @@ def launch(function, *args, processes):
     # thread for ever
     gc.collect()
     gc.freeze()
+    # torch takes these over and does not give them back
+    taken = [getattr(signal, name) for name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT') if hasattr(signal, name)]
+    handlers = {number: signal.getsignal(number) for number in taken
+                } if threading.current_thread() is threading.main_thread() else {}
     try:
         with redirect_stdout(io.StringIO()):  # accelerate's own message speaks of GPUs even where there are none
-            notebook_launcher(_run, (function, args, shown), num_processes=processes, use_port=port)
+            notebook_launcher(_run, (function, args, shown, len(_forks(os.getpid())) + processes),
+                              num_processes=processes, use_port=port)
+    except SignalException as error:
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise RuntimeError(f'this process was ended by {error.sigval.name}, and the {processes} with it') from None
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
         if failure.exitcode < 0:
@@ -91,10 +115,27 @@ def launch(function, *args, processes):
         raise RuntimeError(f'process {number} of {processes} {what}; the others were ended as well') from None
     finally:
         gc.unfreeze()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _forks(number):
+    """:return: the processes that process ``number`` has forked and that run"""
+    parent, found = psutil.Process(number), []
+    for child in parent.children():
+        with suppress(psutil.Error):  # it has just ended
+            if child.cmdline() == parent.cmdline():
+                found.append(child)
+    return found
 
 
 @record  # what it raises comes back to launch()
-def _run(function, args, stdout):
+def _run(function, args, stdout, forks):
+    # The first to come connects to a thread of the parent, which takes a lock of the C library for a moment. A process
+    # that is forked in this moment finds the lock taken for ever, so wait until all are there.
+    end = time.monotonic() + 10
+    while len(_forks(os.getppid())) < forks and time.monotonic() < end:
+        time.sleep(0.01)
     sys.stdout = stdout
     torch.set_num_threads(1)  # OpenMP cannot start its threads anew after a fork
     try:

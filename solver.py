@@ -209,6 +209,7 @@ def train(cfg, encoder=None):
     """
     if cfg.get('processes', 1) != 1 and not processes.launched():
         return train_in_processes(cfg, encoder)
+    processes.take_own_gpu(cfg.get('device'))
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
     cfg['device'] = processes.connect(cfg['device'], use_bf16(cfg))
     seed_everything(cfg['seed'])
@@ -319,11 +320,14 @@ def train_in_processes(cfg, encoder=None):
     if cfg.get('device') != 'cpu' and 0 < gpus < wanted:
         raise ValueError(f"setting 'processes' is {wanted}, but this machine has {gpus} GPU{'s' * (gpus > 1)}: "
                          "one process each, or device='cpu'")
+    latest, _ = checkpoint_paths(checked)
+    before = latest.stat().st_mtime_ns if latest.exists() else None
     try:
         processes.launch(train, cfg, encoder, processes=wanted)
     except RuntimeError as error:
-        latest, _ = checkpoint_paths(checked)
-        hint = f'; go on after the last epoch with checkpoint={str(latest)!r}' if latest.exists() else ''
+        # one that was there before may be another training's
+        own = latest if latest.exists() and latest.stat().st_mtime_ns != before else cfg.get('checkpoint')
+        hint = f'; go on after the last epoch with checkpoint={str(own)!r}' if own and Path(own).exists() else ''
         raise RuntimeError(f'{error}{hint}') from None
     return json.loads(history_path(checked).read_text())
 
@@ -362,15 +366,28 @@ def use_lean(model, dataset):
     """
     if model.settings['decoder']:
         return
-    few = batches.Batches(dataset, [torch.arange(min(8, len(dataset)))])[0]
+    few = batches.Batches(dataset, [few_captions(dataset)])[0]
     with torch.no_grad():
         encoder_out = encode(model, few.images)
-    objection = lean.objection(model.decoder, encoder_out[few.image_of], few.captions.to(encoder_out.device),
-                               few.caplens.unsqueeze(1))
+    device = encoder_out.device
+    objection = lean.objection(model.decoder, encoder_out[few.image_of.to(device)], few.captions.to(device),
+                               few.caplens.unsqueeze(1).to(device))
     model.lean = all(processes.gather([objection is None]))
     if not model.lean:
         processes.say(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster '
                       f'one of lean.py ({objection}).')
+
+
+def few_captions(dataset):
+    """Captions of eight pictures, from the shortest to the longest that there are, but neither in this order nor in its
+    reverse: a decoder has to sort them, and to take the right picture with each."""
+    lengths = dataset.caplens.view(-1, dataset.cpi)
+    pictures = lengths[:, 0].argsort(stable=True)
+    pictures = pictures[torch.linspace(0, len(pictures) - 1, min(8, len(pictures))).round().long()]
+    numbers = pictures * dataset.cpi
+    numbers[-1] = dataset.caplens.flatten().argmax()
+    mixed = [place for place in (3, 0, 6, 1, 7, 4, 2, 5) if place < len(numbers)]
+    return numbers[mixed].unique_consecutive()
 
 
 def compile_encoder(encoder):
@@ -574,7 +591,8 @@ def decode(model, batch):
         captions, caplens = batch.captions.to(device, non_blocking=True), batch.caplens.unsqueeze(1)
         if model.lean:
             return lean.lean_forward(model.decoder, encoder_out, captions, caplens, batch.image_of)
-        decoded = model.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions, caplens)
+        decoded = model.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
+                                caplens.to(device, non_blocking=True))
     right = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
     if not isinstance(decoded, tuple) or len(decoded) not in right:
         came = f'{len(decoded)} things' if isinstance(decoded, tuple) else f'a {type(decoded).__name__}'

@@ -6,6 +6,7 @@ import torch
 from instructor.expected import load
 from instructor.mistakes import correct_solutions, mistakes
 from lean import objection
+from solver import few_captions
 
 # lean_forward uses the decoder's own init_hidden_state, so what is wrong there stays; and it has no use for a device,
 # a dtype, a column too many or a slow loop in the code that it replaces
@@ -17,14 +18,32 @@ SLOWER = {'nn.LSTM one step at a time', 'explicit zero states', 'masks, plain de
           'everything inside forward'}  # right, but not in a way that can be replaced for both decoders
 
 
-def objections(source, folder, todo=None):
+def objections(source, folder, todo=None, batch=None):
     models = load(source, folder)
     torch.manual_seed(0)
     sizes = dict(embed_dim=6, decoder_dim=8, vocab_size=17, encoder_dim=7)
     decoders = {2: models.DecoderWithRNN(**sizes), 5: models.DecoderWithAttention(**sizes, attention_dim=9)}
-    batch = (torch.randn(5, 3, 4, 7), torch.randint(1, 17, (5, 14)), torch.tensor([[4], [11], [2], [7], [11]]))
+    batch = batch or (
+        torch.randn(5, 3, 4, 7), torch.randint(1, 17, (5, 14)), torch.tensor([[4], [11], [2], [7], [11]]))
     return [objection(decoder, *batch) for number, decoder in decoders.items()
             if todo is None or (todo <= 2) == (number == 2)]
+
+
+class Captions:
+    """A data set whose first pictures have their longer captions first: what happens to be sorted hides mistakes."""
+
+    cpi = 5
+    caplens = torch.tensor([14, 18, 13, 15, 14, 12, 9, 11, 10, 9, *[8, 11, 13, 9, 12] * 10]).unsqueeze(1)
+
+
+@pytest.mark.parametrize('mistake', [m for m in MISTAKES if 'sorted' in m.name], ids=lambda m: f'{m.todo}: {m.name}')
+def test_mistakes_with_the_order_are_seen_on_the_captions_that_training_takes(mistake, tmp_path, monkeypatch):
+    numbers = few_captions(Captions)
+    torch.manual_seed(1)
+    pictures = torch.randn(12, 3, 4, 7)
+    assert len(numbers) == 8 == len((numbers // 5).unique()) and Captions.caplens[numbers].max() == 18
+    batch = pictures[numbers // 5], torch.randint(1, 17, (8, 18)), Captions.caplens[numbers]
+    assert all(objections(mistake.source(), tmp_path, mistake.todo, batch))
 
 
 @pytest.mark.parametrize('mistake', MISTAKES, ids=lambda m: f'{m.todo}: {m.name}')

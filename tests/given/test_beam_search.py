@@ -400,6 +400,19 @@ def test_temperature():
         sample_search(Table(table), pictures, WORD_MAP, samples=0)
 
 
+def test_finished_images_leave_the_batch_and_keys_are_computed_once(monkeypatch):
+    """Of three pictures one is done after its first word, one a little later, and one never."""
+    decoder = Table(SHORT, LATE, ENDLESS)
+    started, running = [], []
+    start, step = decoder.start, decoder.step
+    monkeypatch.setattr(decoder, 'start', lambda given: started.append(len(given)) or start(given))
+    monkeypatch.setattr(decoder, 'step', lambda words, *rest: running.append(len(words)) or step(words, *rest))
+    beam_search(decoder, numbers(3), WORD_MAP, 3, 9)
+    assert started == [3]  # a picture's keys, not a beam's
+    assert running[0] == 9 and running[1] == 6 and running[-1] == 3 and len(running) == 10
+    assert running == sorted(running, reverse=True)
+
+
 @pytest.mark.parametrize('kind', ['rnn', 'attention'])
 def test_several_samples_of_a_picture(kind, monkeypatch):
     decoder = network(kind, seed=0)

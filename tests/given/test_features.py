@@ -383,7 +383,7 @@ def test_features_too_large_for_the_memory_stay_in_their_file(data, monkeypatch)
 def test_too_little_disk_space(data, monkeypatch):
     needed = 6 * 16 * 16 * 4 * 2
     monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=needed - 1))
-    with pytest.raises(OSError, match='features need 1.23e-05 GB, but .* 1.23e-05 GB free: make room, or set cache'):
+    with pytest.raises(OSError, match='features need 0.0123 MB, but .* 0.0123 MB free: make room, or set cache'):
         encode_images(patches(), *data, 'VAL')
     assert left_behind(data[0]) == []
     monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=needed))
@@ -393,16 +393,16 @@ def test_too_little_disk_space(data, monkeypatch):
 def test_disk_space_of_all_splits_is_seen_to_first(data, monkeypatch, capsys):
     wanted, picture = [('TRAIN', False), ('TRAIN', True), ('VAL', False)], 16 * 16 * 4 * 2
     monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=54 * picture - 1))
-    with pytest.raises(OSError, match=f'need {54 * picture / 1e9:.3g} GB, but'):
+    with pytest.raises(OSError, match=f'need {54 * picture / 1e6:.3g} MB, but'):
         encode_splits(patches(), *data, wanted)
     assert left_behind(data[0]) == []
     monkeypatch.setattr(features.shutil, 'disk_usage', lambda _: SimpleNamespace(free=54 * picture))
     paths = encode_splits(patches(), *data, wanted)
-    assert 'features need 0.000111 GB of disk space; 0.000111 GB are free.' in capsys.readouterr().out
+    assert 'features need 0.111 MB of disk space; 0.111 MB are free.' in capsys.readouterr().out
     assert sorted(left_behind(data[0])) == sorted(path.name for path in paths) and len(set(paths)) == 3
     paths[1].unlink()
     encode_splits(patches(), *data, wanted)
-    assert f'features need {24 * picture / 1e9:.3g} GB' in capsys.readouterr().out
+    assert f'features need {24 * picture / 1e6:.3g} MB' in capsys.readouterr().out
     encode_splits(patches(), *data, wanted)
     assert 'need' not in capsys.readouterr().out
 

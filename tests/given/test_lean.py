@@ -216,6 +216,18 @@ OBJECTIONS = {
         self, nn.functional.dropout(pictures, self.dropout.p, self.training), captions, lengths)),
     'stops': changed('forward', lambda old: lambda *a: 1 / 0),
     'another layer': other_layer,
+    'pictures changed in place': changed('forward', lambda old: lambda self, pictures, *a: old(
+        self, pictures.div_(pictures.norm(dim=-1, keepdim=True)), *a)),
+    'captions changed in place': changed('forward', lambda old: lambda self, pictures, captions, lengths: old(
+        self, pictures, captions.clamp_(max=5), lengths)),
+    'logits dropped': changed('forward', lambda old: lambda self, *a: (
+        nn.functional.dropout(old(self, *a)[0], self.dropout.p, self.training), *old(self, *a)[1:])),
+    'other in eval()': changed('forward', lambda old: lambda self, *a: (
+        old(self, *a)[0] * (1 if self.training else 0.9), *old(self, *a)[1:])),
+    'random words': changed('forward', lambda old: lambda self, pictures, captions, lengths: old(
+        self, pictures, captions.masked_fill(torch.rand(captions.shape) < 1e-9, 3), lengths)),
+    'scheduled sampling': lambda decoder: setattr(decoder, '__class__', type(
+        'Scheduled', (type(decoder),), dict(teacher_forcing=1.0))),
     'dropout unused': changed('one_step', lambda old: lambda self, *a: undropped(self, old, *a)),
 }
 

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from test_features import patches
@@ -153,6 +155,62 @@ def test_a_launch_after_one_that_failed_does_not_hang():
                 os.killpg(run.pid, signal.SIGKILL)
 
 
+def _together(folder):
+    processes.connect('cpu')
+    module = nn.BatchNorm1d(3)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.fill_(processes.rank() + 5)
+    processes.same_weights(module)
+    assert all((tensor == 5).all() for tensor in (*module.parameters(), *module.buffers()))
+    others = [p for p in psutil.Process(os.getppid()).children() if p.cmdline() == psutil.Process().cmdline()]
+    (folder / str(processes.rank())).write_text(str(len(others)))
+
+
+def test_all_processes_are_there_before_the_first_connects_and_signals_are_given_back(tmp_path, monkeypatch):
+    """A process that is forked while another connects can find a lock taken for ever."""
+    seen, real = [], processes.connect
+    monkeypatch.setattr(processes, 'connect', lambda device: (
+        seen.append(len(processes._forks(os.getppid()))), (tmp_path / f'seen{os.getpid()}').write_text(str(seen[0])),
+        real(device)))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    processes.launch(_together, tmp_path, processes=4)
+    assert [int((tmp_path / str(rank)).read_text()) for rank in range(4)]
+    assert [path.read_text() for path in tmp_path.glob('seen*')] == ['4'] * 4
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def _interrupt(folder):
+    processes.connect('cpu')
+    if processes.rank() == 0:
+        os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(60)
+
+
+def test_an_interrupted_launch_ends_all_processes(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        processes.launch(_interrupt, tmp_path, processes=2)
+    assert not processes._forks(os.getpid())
+
+
+def test_the_hint_names_no_other_training(tiny_cfg, monkeypatch):
+    cfg = {**tiny_cfg, 'epochs': 1}
+    train(cfg)
+    latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
+    real = solver.train_epoch
+
+    def killed(*args):
+        if processes.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+
+    monkeypatch.setattr(solver, 'train_epoch', killed)
+    for changes, hint in (dict(seed=3), False), (dict(checkpoint=str(latest), epochs=2), True):
+        with pytest.raises(RuntimeError) as caught:
+            train({**cfg, **changes, 'processes': 2})
+        assert (f'checkpoint={str(latest)!r}' in str(caught.value)) == hint
+
+
 def test_settings_are_checked_before_anything_starts(tiny_cfg, monkeypatch):
     monkeypatch.setattr(processes, 'launch', lambda *_, **__: 1 / 0)
     with pytest.raises(ValueError, match="unknown setting 'batchsize'"):
@@ -183,8 +241,10 @@ def test_train_and_evaluate_from_the_command_line(tiny_cfg):
     expected = caption_split(model, 'TEST', 2)  # 6 pictures among 4 processes
     assert [c['name'] for c in result['captions']] == [c['name'] for c in expected]
     assert [c['caption'] for c in result['captions']] == [c['caption'] for c in expected]
+    scores = [c['score'] for c in expected]
+    assert [c['score'] for c in result['captions']] == pytest.approx(scores, rel=1e-5) and len(set(scores)) > 1
     score, = result['scores']
-    assert run.stdout.startswith(f"Attention, beam 2: BLEU-1 {score['BLEU-1']:.3f}, ")
+    assert run.stdout.count(f"Attention, beam 2: BLEU-1 {score['BLEU-1']:.3f}, ") == 1
     assert f"CIDEr-D {score['CIDEr-D']:.3f}" in run.stdout
 
 
