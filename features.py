@@ -48,8 +48,9 @@ def code_digest(encoder):
     kinds = {base for module in encoder.stages.modules() for base in type(module).__mro__
              if base is not object and base.__module__.partition('.')[0] not in LIBRARIES}
     code = []
-    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
+    for kind in sorted(kinds, key=lambda kind: (kind.__qualname__, kind.__module__)):
         for name, function in sorted(vars(kind).items()):
+            function = getattr(function, '__func__', None) or getattr(function, 'fget', None) or function
             if inspect.isfunction(function):
                 try:
                     code.append(inspect.getsource(function))

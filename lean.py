@@ -399,7 +399,12 @@ def _difference(decoder, *batch):
     for forward, inputs in zip((type(decoder).forward, lean_forward), dropped, strict=True):
         handle = decoder.dropout.register_forward_pre_hook(lambda _, given, inputs=inputs: inputs.append(given[0]))
         states = _random_states(batch[0].device)
-        outputs, whole = _run(forward, decoder, batch)
+        try:
+            outputs, whole = _run(forward, decoder, batch)
+        except (TypeError, AttributeError):
+            if forward is lean_forward:
+                return 'its layers are not those that the TODOs ask for'
+            raise
         handle.remove()
         if not all(map(torch.equal, states, _random_states(batch[0].device))):
             return 'it draws random numbers'

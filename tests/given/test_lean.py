@@ -250,6 +250,14 @@ def test_another_decoder_is_left_as_it_is(kind, change):
 
 
 @pytest.mark.parametrize('kind', KINDS)
+def test_other_layers_are_named_as_the_reason(kind):
+    decoder = decoder_of(kind, dropout=0.5)
+    inputs, state = decoder.decode_step.input_size, decoder.decode_step.hidden_size
+    decoder.decode_step = nn.LSTMCell(inputs, state, bias=False)
+    assert objection(decoder, *batch_of(LENGTHS[0])) == 'its layers are not those that the TODOs ask for'
+
+
+@pytest.mark.parametrize('kind', KINDS)
 def test_training_goes_the_same_way(tiny_cfg, tmp_path, capsys, kind):
     cfg = {**tiny_cfg, 'attention': kind == ATTENTIVE, 'dropout': 0.0}
     histories = [train({**cfg, 'lean': lean, 'output_folder': str(tmp_path / str(lean))}) for lean in (True, False)]
