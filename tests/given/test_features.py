@@ -222,15 +222,20 @@ def test_a_killed_run_goes_on(data, monkeypatch):
     assert whole.read_bytes() == expected and left_behind(data[0]) == [whole.name]
 
 
-def test_what_another_encoder_left_is_not_gone_on_with(data, monkeypatch):
-    encoder = patches()
+def left_by_another(encoder, data, monkeypatch):
+    """A run on other images is stopped on its way."""
     with monkeypatch.context() as patch:
-        stopping(encoder, patch, KeyboardInterrupt, at=3)
+        stopping(encoder, patch, KeyboardInterrupt, at=4)
         with pytest.raises(KeyboardInterrupt):
             encode_images(encoder, *data, 'VAL', batch_size=2)
     part, = data[0].glob('*.part')
     with h5py.File(part, 'r+') as file:
         file.attrs['images'] = 'others'
+
+
+def test_what_another_encoder_left_is_not_gone_on_with(data, monkeypatch):
+    encoder = patches()
+    left_by_another(encoder, data, monkeypatch)
     calls = stopping(encoder, monkeypatch, KeyboardInterrupt, at=99)
     encode_images(encoder, *data, 'VAL', batch_size=2)
     assert calls == [1, 2, 2, 2]
@@ -242,13 +247,7 @@ def test_killed_when_a_new_file_has_just_been_made(data, monkeypatch):
     whole = encode_images(encoder, *data, 'VAL')
     expected = whole.read_bytes()
     whole.unlink()
-    with monkeypatch.context() as patch:
-        stopping(encoder, patch, KeyboardInterrupt, at=4)
-        with pytest.raises(KeyboardInterrupt):
-            encode_images(encoder, *data, 'VAL', batch_size=2)
-    part, = data[0].glob('*.part')
-    with h5py.File(part, 'r+') as file:
-        file.attrs['images'] = 'others'
+    left_by_another(encoder, data, monkeypatch)
 
     def create(*given):
         real(*given)
