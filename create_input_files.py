@@ -82,7 +82,7 @@ class Picture(NamedTuple):
 
 
 def only_needed(entry):
-    """What is read of a JSON object, each word of a caption once in memory: COCO's file has four times as much."""
+    """What is read of a JSON object, each word of a caption once in memory; the rest would take more room than this."""
     entry = {key: entry[key] for key in ("images", "filename", "filepath", "split", "sentences", "tokens")
              if key in entry}
     if isinstance(entry.get("tokens"), list):

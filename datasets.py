@@ -64,6 +64,7 @@ class CaptionDataset(Dataset):
 
     @staticmethod
     def path_of_images(data_folder, data_name, split):
+        """:return: path of a split's HDF5 file of images, whether or not it is there"""
         return Path(data_folder) / f'{split}_IMAGES_{data_name}.hdf5'
 
     def use_features(self, features, mirrored=None):

@@ -380,7 +380,10 @@ def use_lean(model, dataset):
 
 def few_captions(dataset):
     """Captions of eight pictures, from the shortest to the longest that there are, but neither in this order nor in its
-    reverse: a decoder has to sort them, and to take the right picture with each."""
+    reverse: a decoder has to sort them, and to take the right picture with each.
+
+    :return: (8,) long, their numbers in the data set; fewer where there are fewer pictures
+    """
     lengths = dataset.caplens.view(-1, dataset.cpi)
     pictures = lengths[:, 0].argsort(stable=True)
     pictures = pictures[torch.linspace(0, len(pictures) - 1, min(8, len(pictures))).round().long()]
