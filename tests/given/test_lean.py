@@ -220,16 +220,20 @@ OBJECTIONS = {
         self, pictures.div_(pictures.norm(dim=-1, keepdim=True)), *a)),
     'captions changed in place': changed('forward', lambda old: lambda self, pictures, captions, lengths: old(
         self, pictures, captions.clamp_(max=5), lengths)),
-    'logits dropped': changed('forward', lambda old: lambda self, *a: (
-        nn.functional.dropout(old(self, *a)[0], self.dropout.p, self.training), *old(self, *a)[1:])),
-    'other in eval()': changed('forward', lambda old: lambda self, *a: (
-        old(self, *a)[0] * (1 if self.training else 0.9), *old(self, *a)[1:])),
+    'logits dropped': changed('forward', lambda old: lambda self, *a: on_logits(
+        old(self, *a), lambda logits: nn.functional.dropout(logits, self.dropout.p, self.training))),
+    'other in eval()': changed('forward', lambda old: lambda self, *a: on_logits(
+        old(self, *a), lambda logits: logits if self.training else 0.9 * logits)),
     'random words': changed('forward', lambda old: lambda self, pictures, captions, lengths: old(
         self, pictures, captions.masked_fill(torch.rand(captions.shape) < 1e-9, 3), lengths)),
     'scheduled sampling': lambda decoder: setattr(decoder, '__class__', type(
         'Scheduled', (type(decoder),), dict(teacher_forcing=1.0))),
     'dropout unused': changed('one_step', lambda old: lambda self, *a: undropped(self, old, *a)),
 }
+
+
+def on_logits(results, function):
+    return function(results[0]), *results[1:]
 
 
 def undropped(decoder, old, *inputs):

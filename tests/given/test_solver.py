@@ -706,7 +706,7 @@ def test_held_features_and_files_give_the_same_training(tiny_cfg, tmp_path, monk
             assert one[key] == pytest.approx(other[key], rel=1e-3)
 
 
-@pytest.mark.parametrize('accumulate', [1, 2])
+@pytest.mark.parametrize('accumulate', [1, 3])
 @pytest.mark.parametrize('attention', KINDS)
 def test_the_encoder_runs_once_per_picture(tiny_cfg, monkeypatch, attention, accumulate):
     cfg = dict(attention=attention, fine_tune_encoder=True, accumulate=accumulate)
