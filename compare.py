@@ -25,12 +25,12 @@ from distillation import distill
 from ensembles import load_ensemble
 from evaluate import evaluate
 from solver import DEFAULTS, check_decoder, check_settings, train
-from utils import atomic_path
+from utils import atomic_path, best_epoch
 from vocabulary import load_word_map
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
 OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
-METRICS = ('METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')  # beside BLEU
+METRICS = ('METEOR', 'ROUGE-L', 'SPICE')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
 def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False):
@@ -45,13 +45,13 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison.*``
         for VAL), and COCO's results and annotation files, too
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
-    :return: list of dicts: name, seeds (list of dicts: history, and what ``evaluate.evaluate`` gives, with ``coco``:
-        the field's metrics at the middle beam size)
+    :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
+        the weights that it starts from), and what ``evaluate.evaluate`` gives, the field's other metrics among the scores)
     :raises ValueError: settings that cannot be, or a run that no run above is called
     """
     folder, device = Path(output_folder), cfg.get('device')
     check_runs(runs, cfg, folder, seeds, split)  # what cannot be is said before anything is trained
-    results = []
+    results, ends = [], {}
     for name, own in runs.items():
         found = []
         members = own.get('ensemble') or own.get('distill') or []
@@ -65,8 +65,10 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 print(f'== {name}, seed {seed} ==', flush=True)
                 wanted = settings(name, runs, cfg, folder, seed)
                 history, best = trained(wanted), checkpoint_paths(wanted)[1]
-                found.append(tested(decoder_name(wanted), [best], history, best.parent, split, beam_sizes, spice,
-                                    device))
+                begins = ends.get((own.get('start_from'), seed), 0)
+                ends[name, seed] = begins + best_epoch(history)['epoch']
+                found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, split,
+                                                          beam_sizes, spice, device))
         results.append(dict(name=name, seeds=found))
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
@@ -202,13 +204,16 @@ def tested(name, paths, history, folder, split, beam_sizes, spice, device):
                    checkpoints=[file_digest(path) for path in paths])
     path = folder / f'{split.lower()}_{name}.json'
     result = json.loads(path.read_text()) if path.exists() else {}
-    if result.get('made_of') != made_of:
+    if result.get('made_of') != made_of or 'said' not in result:
         model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
-        result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=made_of, history=history, coco={})
-    elif {*METRICS[:-1], *METRICS[-1:] * spice} <= result['coco'].keys():
+        result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=made_of, history=history)
+    elif {*METRICS[:-1], *METRICS[-1:] * spice} <= result['scores'][0].keys():
         return result
     captions = result['captions']
-    result['coco'] = coco_scores([c['references'] for c in captions], [c['caption'] for c in captions], spice)
+    for row, said in zip(result['scores'], result['said'], strict=True):
+        found = coco_scores([c['references'] for c in captions], said, spice,
+                            say=print if row is result['scores'][0] else lambda _: None)  # what is missing is said once
+        row.update({metric: found[metric] for metric in METRICS if metric in found})
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(result))
     write_coco_files(folder / f'{split.lower()}_{name}_results.json', captions,
@@ -222,6 +227,18 @@ def of_seeds(values):
     return f'{mean(values):.3f}{spread}'
 
 
+def metrics_of(results, bleus):
+    """Names of the metrics to show: ``bleus``, CIDEr-D, and the others of the field that were had at least once."""
+    rows = [row for result in results for seed in result['seeds'] for row in seed['scores']]
+    return [*bleus, 'CIDEr-D', *(metric for metric in METRICS if any(metric in row for row in rows))]
+
+
+def cells_of(seeds, beam, metrics):
+    """:return: a cell per metric at the ``beam``-th beam size; what could not be had for a seed leaves it empty"""
+    rows = [seed['scores'][beam] for seed in seeds]
+    return [of_seeds([row[metric] for row in rows]) if all(metric in row for row in rows) else '' for metric in metrics]
+
+
 def comparison_table(results):
     """Markdown: a row per run. BLEU-4 for every beam size, the other metrics at the middle one; training minutes.
 
@@ -229,9 +246,9 @@ def comparison_table(results):
     """
     beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
     shown = results[0]['seeds'][0]['captions_beam_size']
-    metrics = [name for name in METRICS if any(name in seed['coco'] for result in results for seed in result['seeds'])]
+    metrics = metrics_of(results, ('BLEU-1',))
     header = ['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
-              *(f'{metric}, beam {shown}' for metric in ('BLEU-1', *metrics)), 'minutes']
+              *(f'{metric}, beam {shown}' for metric in metrics), 'minutes']
     rows = ['| ' + ' | '.join(header) + ' |', '|:---' + '|---:' * (len(header) - 1) + '|']
     for result in results:
         seeds = result['seeds']
@@ -239,11 +256,7 @@ def comparison_table(results):
                  ', '.join(f"{seed['best_epoch']} of {seed['epochs']}" if seed['epochs'] else '' for seed in seeds)]
         for i in range(len(beams)):
             cells.append(of_seeds([seed['scores'][i]['BLEU-4'] for seed in seeds]))
-        middle = beams.index(shown)
-        cells.append(of_seeds([seed['scores'][middle]['BLEU-1'] for seed in seeds]))
-        for metric in metrics:  # what could not be had once stays empty
-            cells.append(of_seeds([seed['coco'][metric] for seed in seeds]) if all(
-                metric in seed['coco'] for seed in seeds) else '')
+        cells += cells_of(seeds, beams.index(shown), metrics)
         seconds = mean(seed['train_seconds'] for seed in seeds)
         cells.append(f'{seconds / 60:.1f}' if seconds else '')
         rows.append('| ' + ' | '.join(cells) + ' |')
@@ -260,16 +273,15 @@ def mean_scores(result):
 
 
 def beam_table(results):
-    """Markdown: a row per run and beam size, BLEU-1 to 4 and CIDEr-D (``cider.py``).
+    """Markdown: a row per run and beam size, with BLEU-1 to 4 and what there is of the other metrics.
 
     :param results: of :func:`compare`
     """
-    metrics = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D']
+    metrics = metrics_of(results, ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4'))
     rows = ['| decoder | beam | ' + ' | '.join(metrics) + ' |', '|:---' + '|---:' * (1 + len(metrics)) + '|']
     for result in results:
         for i, row in enumerate(result['seeds'][0]['scores']):
-            cells = [of_seeds([seed['scores'][i][metric] for seed in result['seeds']]) if all(
-                metric in seed['scores'][i] for seed in result['seeds']) else '' for metric in metrics]
+            cells = cells_of(result['seeds'], i, metrics)
             rows.append(f"| {'' if i else result['name']} | {row['beam_size']} | {' | '.join(cells)} |")
     return '\n'.join(rows) + '\n'
 

@@ -60,8 +60,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options)
         ends at the best epoch
     :param options: as for :func:`caption_split`
     :return: dict that JSON can hold: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds), captions (of the middle beam size,
-        without alphas), captions_beam_size
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds), said (per beam size, as in scores: the
+        captions' words), captions (of the middle beam size, all but alphas), captions_beam_size
     """
     scores, by_beam = [], {}
     # the encoder sees the pictures now, so that the seconds below are those of the search
@@ -79,7 +79,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options)
         'model': model.name, 'parameters': sum(p.numel() for p in model.decoder.parameters()),
         'best_epoch': best_epoch(history).get('epoch'), 'epochs': len(history),
         'train_seconds': sum(epoch['seconds'] for epoch in history),
-        'scores': scores, 'captions_beam_size': shown,
+        'scores': scores, 'said': [[c['caption'] for c in by_beam[beam_size]] for beam_size in beam_sizes],
+        'captions_beam_size': shown,
         'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in by_beam[shown]]}
 
 

@@ -71,12 +71,14 @@ def plot_history(histories):
     return figure
 
 
-def plot_comparison(histories):
+def plot_comparison(histories, begins=None):
     """Many runs in one figure: validation loss, top-5 accuracy and greedy BLEU-4 per epoch.
 
     The loss is the cross-entropy alone, since not all have the penalty of attention.
 
     :param histories: dict name -> list of histories of ``solver.train``, one per seed; the first seed's line is full
+    :param begins: dict name -> list of numbers: after which epoch of what came before these histories begin; None: all
+        at 0
     """
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
     keys = dict(val_cross_entropy='validation cross-entropy', val_top5='validation top-5 accuracy, %',
@@ -88,7 +90,8 @@ def plot_comparison(histories):
     for i, (name, of_seeds) in enumerate(histories.items()):
         for seed, history in enumerate(of_seeds):
             for axes, key in zip(panels, keys, strict=True):
-                axes.plot([entry['epoch'] for entry in history], [entry[key] for entry in history], marker='o',
+                before = begins[name][seed] if begins else 0
+                axes.plot([before + entry['epoch'] for entry in history], [entry[key] for entry in history], marker='o',
                           markersize=3, color=colors(i), alpha=0.4 if seed else 1,
                           label=None if seed else label(name))
     for axes, title in zip(panels, keys.values(), strict=True):

@@ -7,6 +7,7 @@ import pytest
 
 import compare as module
 from checkpoints import build_model
+from coco_metrics import coco_scores
 from compare import beam_table, compare, comparison_table, mean_scores, of_seeds, side_by_side
 from create_input_files import create_input_files
 
@@ -39,6 +40,11 @@ def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
         for seed in result['seeds']:
             assert len(seed['history']) == epochs and len(seed['captions']) == 6
             assert [row['beam_size'] for row in seed['scores']] == [1, 2, 3]
+            assert seed['said'][1] == [c['caption'] for c in seed['captions']]
+            for row, said in zip(seed['scores'], seed['said'], strict=True):
+                coco = coco_scores([c['references'] for c in seed['captions']], said)
+                assert [row[name] for name in ('METEOR', 'ROUGE-L', 'CIDEr-D')] == pytest.approx(
+                    [coco[name] for name in ('METEOR', 'ROUGE-L', 'CIDEr')], abs=1e-6)
     weights = [seed['parameters'] for result in results for seed in result['seeds']]
     assert weights[-1] == 2 * (weights[0] + weights[2])  # two seeds of each
     assert results[0]['seeds'][0]['history'] != results[0]['seeds'][1]['history']
@@ -53,6 +59,7 @@ def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
     table, of_beams = table.split('\n\n')
     rows = table.splitlines()
     assert len(of_beams.splitlines()) == 2 + 4 * 3
+    assert of_beams.splitlines()[0].endswith('| BLEU-4 | CIDEr-D | METEOR | ROUGE-L |')
     assert len(rows) == 6 and len({row.count('|') for row in rows}) == 1
     assert '| 3 of 3' in rows[3] or '| 2 of 3' in rows[3] or '| 1 of 3' in rows[3]
     assert rows[5].startswith('| both | ') and '±' in rows[2] and '±' not in rows[5]
@@ -177,22 +184,32 @@ def test_a_metric_is_made_up_for_when_it_can_be_had(cfg, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr('coco_metrics._meteor', lambda *_: 1 / 0)
         first, = compare({'a': {}}, cfg, tmp_path)
-    assert 'METEOR' not in first['seeds'][0]['coco']
+    assert all('METEOR' not in row and 'ROUGE-L' in row for row in first['seeds'][0]['scores'])
     monkeypatch.setattr(module, 'evaluate', lambda *_, **__: 1 / 0)  # but nothing is captioned again
     again, = compare({'a': {}}, cfg, tmp_path)
-    coco = again['seeds'][0].pop('coco')
-    assert coco == {**first['seeds'][0].pop('coco'), 'METEOR': 0.25} and again == first
+    for row in first['seeds'][0]['scores']:
+        row['METEOR'] = 0.25
+    assert again == first
     monkeypatch.setattr(module, 'coco_scores', lambda *_: 1 / 0)
-    assert compare({'a': {}}, cfg, tmp_path)[0]['seeds'][0]['coco'] == coco
+    assert compare({'a': {}}, cfg, tmp_path) == [first]
 
 
 def test_a_metric_that_could_not_be_had_once():
     seed = dict(parameters=1, best_epoch=1, epochs=1, captions_beam_size=1, train_seconds=60,
-                scores=[{'beam_size': 1, 'BLEU-1': 0.5, 'BLEU-4': 0.25}])
-    rows = comparison_table([dict(name='one', seeds=[seed | dict(coco={})]),
-                             dict(name='two', seeds=[seed | dict(coco={'CIDEr': 0.5})])]).splitlines()
-    assert rows[0].endswith('| CIDEr, beam 1 | minutes |')
-    assert rows[2].endswith('| 0.500 |  | 1.0 |') and rows[3].endswith('| 0.500 | 0.500 | 1.0 |')
+                scores=[{'beam_size': 1, 'BLEU-1': 0.5, 'BLEU-4': 0.25, 'CIDEr-D': 0.75}])
+    had = [seed['scores'][0] | {'METEOR': 0.125}]
+    rows = comparison_table([dict(name='one', seeds=[seed, seed | dict(scores=had)]),
+                             dict(name='two', seeds=[seed | dict(scores=had)])]).splitlines()
+    assert rows[0].endswith('| CIDEr-D, beam 1 | METEOR, beam 1 | minutes |')
+    assert rows[2].endswith('| 0.750 ± 0.000 |  | 1.0 |') and rows[3].endswith('| 0.750 | 0.125 | 1.0 |')
+
+
+def test_where_second_phases_begin(cfg, tmp_path):
+    found = compare({'a': dict(epochs=3), 'b': dict(start_from='a'), 'c': dict(start_from='b')}, cfg, tmp_path, (0, 1))
+    first, second, third = ([(seed['begins'], seed['best_epoch']) for seed in result['seeds']] for result in found)
+    assert [begins for begins, _ in first] == [0, 0]
+    assert [begins for begins, _ in second] == [sum(seed) for seed in first]
+    assert [begins for begins, _ in third] == [sum(seed) for seed in second]
 
 
 @pytest.mark.parametrize(('runs', 'message'), [
@@ -231,20 +248,22 @@ def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, monkey
 def test_tables_by_hand():
     def seed(bleu, best):
         scores = [{'beam_size': beam, 'BLEU-1': 0.5 + bleu, 'BLEU-2': 0.4, 'BLEU-3': 0.3, 'BLEU-4': bleu + beam / 100,
-                   **({'CIDEr-D': 0.7} if best != 9 else {})} for beam in (1, 3)]
-        return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3, train_seconds=90,
-                    coco=dict(CIDEr=0.6))
+                   'CIDEr-D': 0.5 + beam / 10, **({'ROUGE-L': 0.3} if best != 9 else {})} for beam in (1, 3)]
+        return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3, train_seconds=90)
 
     results = [dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5)]), dict(name='two', seeds=[seed(0.3, 9)])]
     table = comparison_table(results)
     assert table.splitlines()[2] == (
-        '| one | 1,234 | 4 of 9, 5 of 9 | 0.160 ± 0.071 | 0.180 ± 0.071 | 0.650 ± 0.071 | 0.600 ± 0.000 | 1.5 |')
-    assert table.splitlines()[3] == '| two | 1,234 | 9 of 9 | 0.310 | 0.330 | 0.800 | 0.600 | 1.5 |'
+        '| one | 1,234 | 4 of 9, 5 of 9 | 0.160 ± 0.071 | 0.180 ± 0.071 | 0.650 ± 0.071 | 0.800 ± 0.000 '
+        '| 0.300 ± 0.000 | 1.5 |')
+    assert table.splitlines()[3] == '| two | 1,234 | 9 of 9 | 0.310 | 0.330 | 0.800 | 0.800 |  | 1.5 |'
     assert of_seeds([0.25]) == '0.250'
     rows = beam_table(results).splitlines()
-    assert rows[0] == '| decoder | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | CIDEr-D |'
-    assert rows[2] == ('| one | 1 | 0.650 ± 0.071 | 0.400 ± 0.000 | 0.300 ± 0.000 | 0.160 ± 0.071 | 0.700 ± 0.000 |')
-    assert rows[3].startswith('|  | 3 | 0.650 ± 0.071 |') and rows[5] == '|  | 3 | 0.800 | 0.400 | 0.300 | 0.330 |  |'
+    assert rows[0] == '| decoder | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | CIDEr-D | ROUGE-L |'
+    assert rows[2] == ('| one | 1 | 0.650 ± 0.071 | 0.400 ± 0.000 | 0.300 ± 0.000 | 0.160 ± 0.071 | 0.600 ± 0.000 '
+                       '| 0.300 ± 0.000 |')
+    assert rows[3].startswith('|  | 3 | 0.650 ± 0.071 |')
+    assert rows[5] == '|  | 3 | 0.800 | 0.400 | 0.300 | 0.330 | 0.800 |  |'
     one = mean_scores(results[0])
     assert one['model'] == 'one' and [row['beam_size'] for row in one['scores']] == [1, 3]
     assert [row['BLEU-4'] for row in one['scores']] == pytest.approx([0.16, 0.18])

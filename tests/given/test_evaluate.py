@@ -101,6 +101,7 @@ def test_evaluate(model):
         assert row['CIDEr-D'] == pytest.approx(
             CiderD([c['references'] for c in captions]).score([c['caption'] for c in captions]))
         assert row['seconds'] > 0
+        assert result['said'][result['scores'].index(row)] == [c['caption'] for c in captions]
     shown = result['captions']
     assert len(shown) == 6 and 'alphas' not in shown[0]
     recomputed = bleu([c['references'] for c in shown], [c['caption'] for c in shown])

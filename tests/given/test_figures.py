@@ -127,7 +127,8 @@ def test_comparison():
     assert figure.axes[0].get_title() == 'validation cross-entropy'
     for entry in histories['another'][0]:
         del entry['val_cross_entropy']  # trained before it was recorded: not two things in one panel
-    losses = plot_comparison(histories).axes[0]
+    losses = plot_comparison(histories, {'Attention': [0, 0], 'another': [2]}).axes[0]
+    assert [list(line.get_xdata()) for line in losses.lines] == [[1, 2, 3], [1, 2], [3, 4, 5, 6]]
     assert losses.get_title() == 'validation loss'
     assert [line.get_ydata()[0] for line in losses.lines] == [3.5, 3.5, 3.5]
 
