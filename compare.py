@@ -46,7 +46,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         for VAL), and COCO's results and annotation files, too
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
-        the weights that it starts from), and what ``evaluate.evaluate`` gives, the field's other metrics among the scores)
+        the weights that it starts from), and what ``evaluate.evaluate`` gives, the other metrics among the scores)
     :raises ValueError: settings that cannot be, or a run that no run above is called
     """
     folder, device = Path(output_folder), cfg.get('device')
