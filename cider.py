@@ -6,8 +6,8 @@ reference s by
     CIDEr-D_n(c, s) = 10 exp(-(l(c) - l(s))^2 / (2 sigma^2)) * sum over g of min(c_g, s_g) s_g / (|c| |s|)
 
 and the score is the mean over the references of an image and over n = 1 to 4. As in the reference implementation
-(pycocoevalcap), idf(g) = log(images) - log(max(1, images with g in a reference)), and the length l is the number of
-bigrams.
+(pycocoevalcap), tf is a number (in the paper's eq. 1 a share of the caption's n-grams), idf(g) = log(images) -
+log(max(1, images with g in a reference)), and the length l is the number of bigrams.
 
 Nothing here goes through n-grams one by one: they are numbers, counted and looked up by sorting.
 """

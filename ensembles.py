@@ -10,7 +10,7 @@ from features import encoder_digest
 
 
 class Ensemble(nn.Module):
-    """Decoders of one vocabulary; the probability of a word is the mean of theirs, and so are the alphas.
+    """Decoders of one vocabulary: the probability of a word is the mean over the decoders, and so is each alpha.
 
     It has the interface of ``beam_search.py``, so greedy, beam and sampled captions come as from a single decoder.
 

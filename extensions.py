@@ -236,7 +236,7 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
     def sentinel(self, x, h_before, tanh_m):
         """s_t, eqs. 9 and 10: (batch_size, ..., decoder_dim)"""
         # TODO 7: DecoderWithAdaptiveAttention.sentinel
-        #   g = sigmoid(W_x x + W_h h_{t-1});  s = g * tanh(m_t), of the new cell state
+        #   g = sigmoid(W_x x + W_h h_{t-1});  s = g * tanh_m, which is tanh(m_t) of the new cell state already
         ### BEGIN SOLUTION
         g = torch.sigmoid(self.W_x(x) + self.W_h(h_before))
         return g * tanh_m
@@ -246,7 +246,8 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         """As in the class above, but c^_t, and alpha^_t without its last entry."""
         # TODO 7: DecoderWithAdaptiveAttention.attend
         #   1. s = self.sentinel(...);  its score: w_h tanh(W_s s + W_g h)         (batch_size, ..., 1)
-        #   2. softmax over the scores of the pixels (self.score) and of the sentinel together, the last dimension
+        #   2. softmax over all scores together: first those of the pixels (self.score), last the sentinel's, along the
+        #      last dimension                                        (batch_size, ..., num_pixels + 1)
         #   3. beta = the last entry, [..., -1:] to keep the dimension;  c^ = beta s + weighted_sum(the others, V)
         #   4. return c^, the others
         ### BEGIN SOLUTION
@@ -451,7 +452,8 @@ class BahdanauAttention(nn.Module):
 class DecoderWithBahdanauAttention(WordByWord):
     """LSTM decoder with gated additive attention; made for :class:`ResNetEncoder`, but takes any grid.
 
-    First state and gate are those of *Show, Attend and Tell* (Xu et al. 2015, arXiv 1502.03044), sec. 3.1.2 and 4.2.1:
+    First state and gate are those of *Show, Attend and Tell* (Xu et al. 2015, arXiv 1502.03044), sec. 3.1.2 and 4.2.1
+    (a gate per channel; in the paper one number for all of the context):
 
         h_0 = tanh(W_h0 mean(a)),  c_0 = tanh(W_c0 mean(a))
         context = sigmoid(f_beta(h_{t-1})) * BahdanauAttention(a, h_{t-1})
@@ -573,10 +575,11 @@ class ScaledDotProductAttention(nn.Module):
         """
         # TODO 10: ScaledDotProductAttention.forward
         #   1. keys = key(cells), if there are none;  q from h, k the keys, v the cells, each split among the heads: the
-        #      first head has the first channels             (batch_size, heads, ..., channels of a head)
+        #      first head has the first channels        (batch_size, heads, 1 or num_pixels, its part of the channels:
+        #      attention_dim / heads in q and k, encoder_dim / heads in v)
         #   2. context = F.scaled_dot_product_attention(q, k, v), the heads side by side again:
         #                                                      (batch_size, encoder_dim)
-        #   3. alpha = softmax of q k^T / sqrt(channels of a head) over the keys, the mean over the heads
+        #   3. alpha = softmax of q k^T / sqrt(attention_dim / heads) over the keys, the mean over the heads
         ### BEGIN SOLUTION
         keys = self.key(cells) if keys is None else keys
         q, k, v = (values.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (batch_size, heads, ..., channels of a head)

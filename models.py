@@ -244,6 +244,8 @@ class Attention(nn.Module):
 class DecoderWithAttention(nn.Module):
     """LSTM decoder with soft attention (*Show, Attend and Tell*, sec. 3.1.2 and 4.2).
 
+    The gate of sec. 4.2.1 is one number per channel of z here; in the paper it is one for all of z.
+
     :param attention_dim: length of the vectors in which pixels and hidden state are compared
     :param embed_dim: length of a word vector
     :param decoder_dim: length of h and c

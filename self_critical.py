@@ -44,7 +44,8 @@ class SelfCritical:
         :param encoder_out: (n, h, w, encoder_dim) encoded pictures
         :param pictures: (n,) their numbers among the references
         :param weights: (n,) how much each counts
-        :return: surrogate loss, whose gradient is that of L; L itself (both 0-dim)
+        :return: surrogate loss, whose gradient is an unbiased estimate of that of L; L as the samples have it (both
+            0-dim)
         """
         k, word_map = self.samples, model.word_map
         # drawn by the decoder as it captions, without dropout
@@ -65,8 +66,8 @@ class SelfCritical:
 
 
 def surrogate_loss(log_p, reward, greedy_reward, weights):
-    """A loss whose gradient is that of L: minus the weighted mean of (r(w) - b) log p(w), of which eqs. 5 and 6 are the
-    gradient.
+    """Minus the sum over the pictures of weight * mean over the samples of (r(w) - b) log p(w): its gradient is what
+    eqs. 5 and 6 give for these samples, an unbiased estimate of that of L.
 
     :param log_p: (n, samples) log-probabilities of the captions drawn for n pictures, with gradient; on the decoder's
         device, the others on the CPU
@@ -78,7 +79,8 @@ def surrogate_loss(log_p, reward, greedy_reward, weights):
     # TODO 12: surrogate_loss
     #   1. the baseline b: of a picture for all its samples    (n, 1)
     #      or of each sample, the mean reward of the others    (n, samples)
-    #   2. advantage = reward - b; it is a number: no gradient goes through it. It must come to log_p.device
+    #   2. advantage = reward - b; it is a number: no gradient goes through it. It must come to log_p.device, and the
+    #      weights as well
     #   3. minus the mean over the samples of advantage * log_p, and the sum over the pictures, each times its weight
     ### BEGIN SOLUTION
     if greedy_reward is None:
@@ -123,7 +125,7 @@ def log_probabilities(model, encoder_out, found, image_of, dropout=False):
 @contextmanager
 def reading(decoder, dropout):
     """In the block the decoder trains on the words that are there, not its own, and batch norm uses its running
-    statistics; without ``dropout`` it drops nothing, of its word vectors neither."""
+    statistics; without ``dropout`` it drops nothing, not even entries of its word vectors."""
     decoder.train()
     changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout) and not dropout]
     before = [module.p for module in changed]

@@ -18,7 +18,8 @@ def load(embedding, path, word_map):
     :param path: text file in UTF-8
     :param word_map: word -> index
     :return: how many words were found, special tokens not counted
-    :raises ValueError: no such file, vectors of another length, a line that is none, or no word of the vocabulary
+    :raises ValueError: no such file, vectors of another length, a line that is no word and its numbers, or no
+        word of the vocabulary
     """
     found = set()
     # TODO 14: load

@@ -1,11 +1,10 @@
 """A bonus task: ``python -m instructor.bonus`` (``make bonus``).
 
-Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``extensions.py`` with its TODOs open, the
-notebook that compares decoders, their tests and their pages. ``--todo 7`` leaves open that one alone, with the others
-done: 6 spatial attention, 7 adaptive attention, 8 RNN and GRU cells, 9 Bahdanau's attention, 10 scaled dot-product
-attention and CaptionNet, 11 scheduled sampling; and, in files that the handout holds with these TODOs open, 12
-self-critical training, 13 ensembles, 14 trained word vectors. They are checked by ``pytest tests/bonus -k adaptive``
-and the like. Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop.
+Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``BONUS.md``, which says what to do,
+``extensions.py`` with its TODOs open, the notebook that compares decoders, their tests and their pages; and the files
+of the handout that hold TODOs 12 to 14. ``--todo 7`` leaves open that one alone, with the solutions of the others in it.
+Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop. docs/grading.md says how to
+check what comes back.
 """
 
 import argparse
@@ -16,9 +15,36 @@ from instructor.cut import student_source
 from instructor.handout import BONUS, FOR_THE_BONUS, pack
 from utils import atomic_path
 
-TODOS = range(6, 15)  # the lab's own are 1 to 5
+TASKS = {  # number (the lab's own are 1 to 5) -> what, paper, file, and which checks are its own: pytest -k '...'
+    6: ('spatial attention', 'Lu et al. 2017, sec. 2.2', 'extensions.py', 'spatial and not adaptive'),
+    7: ('adaptive attention with a sentinel (uses 6)', 'Lu et al. 2017, sec. 2.3', 'extensions.py', 'adaptive'),
+    8: ('RNN, GRU and LSTM cells', 'Elman 1990; Cho et al. 2014', 'extensions.py',
+        'rnn or gru or lstm or cells_by_hand'),
+    9: ('gated Bahdanau attention with ELU', 'Bahdanau et al. 2015', 'extensions.py', 'bahdanau and not killed'),
+    10: ('scaled dot-product attention with heads, deep output', 'Vaswani et al. 2017', 'extensions.py',
+         'scaled or heads or captionnet'),
+    11: ('scheduled sampling (uses 9)', 'Bengio et al. 2015', 'extensions.py', 'ratio or drawn_from_the_softmax'),
+    12: ('self-critical training: baseline, advantage, loss', 'Rennie et al. 2017', 'self_critical.py', 'surrogate'),
+    13: ('ensembles', '', 'ensembles.py', 'test_ensembles'),
+    14: ('trained word vectors', '', 'word_vectors.py', 'test_word_vectors')}
 TESTS = ('conftest.py', 'verdicts.py', 'test_extensions.py', 'test_self_critical.py', 'test_ensembles.py',
          'test_word_vectors.py')
+
+
+def task(todos=None):
+    """BONUS.md.
+
+    :param todos: numbers of the TODOs that are open; None: all
+    """
+    chosen = sorted(todos or TASKS)
+    rows = ['| TODO | what | paper | file | its checks |', '|---:|:---|:---|:---|:---|']
+    rows += [f'| {todo} | {what} | {paper} | `{file}` | `{words}` |'
+             for todo, (what, paper, file, words) in TASKS.items() if todo in chosen]
+    text = (ROOT / 'instructor' / 'BONUS.md').read_text(encoding='utf-8')
+    named = ', '.join(f'`{file}`' for file in dict.fromkeys(TASKS[todo][2] for todo in chosen))
+    for mark, value in (('tasks', '\n'.join(rows)), ('words', TASKS[chosen[0]][3]), ('files', named)):
+        text = text.replace('{{' + mark + '}}', value)
+    return text
 
 
 def files(todos=None):
@@ -32,20 +58,28 @@ def files(todos=None):
              if path.name not in BONUS and any(path.match(pattern) for pattern in FOR_THE_BONUS)}
     pages['compare.ipynb'] = without_outputs(pages['compare.ipynb'].decode()).encode()
     return {
+        'BONUS.md': task(todos).encode(),
         **pages,
         **{f'tests/bonus/{name}': (ROOT / 'tests' / 'given' / name).read_bytes() for name in TESTS},
         **sources}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description='Pack a bonus task, to be unzipped over the handout.', epilog='\n'.join(
+            ['TODOs:', *(f'  {todo:2}  {what}  ({file})' for todo, (what, _, file, _) in TASKS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--output', type=Path, default=ROOT / 'build' / 'bonus')
-    parser.add_argument('--todo', type=int, nargs='+', choices=TODOS, help='leave only these open, the others done')
+    parser.add_argument('--todo', type=int, nargs='+', choices=TASKS, metavar='N',
+                        help='leave only these open; the zip holds the solutions of the others')
     arguments = parser.parse_args()
-    target = arguments.output / 'captioning-bonus.zip'
+    which = ''.join(f'-{todo}' for todo in sorted(set(arguments.todo or ())))
+    target = arguments.output / f'captioning-bonus{which}.zip'
     with atomic_path(target) as temporary:
         temporary.write_bytes(pack(files(arguments.todo)))
-    print(f'{target}: unzip it over the handout')
+    print(f'{target}: unzip it over the handout, when TODO 5 is done')
+    if which:
+        print(f'It holds the solutions of all other TODOs from {min(TASKS)} to {max(TASKS)}: whoever has it has those.')
 
 
 if __name__ == '__main__':

@@ -12,7 +12,7 @@ import pytest
 
 from instructor import handout
 from instructor.assemble import ROOT
-from instructor.bonus import TODOS, files
+from instructor.bonus import TASKS, files, task
 from instructor.cut import BEGIN, END
 
 SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in handout.BONUS}
@@ -52,7 +52,7 @@ def test_no_line_of_the_solution_is_in_it(folder):
             # what every decoder has, the classes without a TODO show as well
             assert {line for line in lines & handed_out if not re.match(r'self\.\w+ = nn\.', line)} == set()
             assert not source or source.count('raise NotImplementedError(') == len(titles)
-    assert sorted(set(found)) == list(TODOS)
+    assert sorted(set(found)) == list(TASKS)
 
 
 def test_open_todos_are_not_done_yet(folder):
@@ -62,6 +62,26 @@ def test_open_todos_are_not_done_yet(folder):
     assert ' passed' not in found.stdout.splitlines()[-1] or int(re.search(r'(\d+) passed', found.stdout)[1]) < 6
     todo = 'TODO 6: DecoderWithSpatialAttention.__init__ is still to do: follow its steps in extensions.py'
     assert f'not done yet: {todo}' in found.stdout
+    assert re.search(r'^TODO  6  to do  DecoderWithSpatialAttention.__init__  \(\d+ checks\)$', found.stdout, re.M)
+
+
+@pytest.mark.parametrize('todo', TASKS)
+def test_the_page_of_one_todo(todo):
+    page, (what, _, file, words) = task([todo]), TASKS[todo]
+    assert f"tests/bonus -k '{words}'" in page and '{{' not in page and f'`{file}`, the notebooks' in page
+    assert [int(number) for number in re.findall(r'^\| (\d+) \|', page, re.MULTILINE)] == [todo] and what in page
+    sources = [content.decode() for name, content in files([todo]).items() if name in handout.BONUS]
+    assert {int(number) for source in sources for number in re.findall(r'# TODO (\d+): ', source)} == {todo}
+
+
+@pytest.mark.parametrize('todo', [8, 14])
+def test_the_page_names_the_checks_of_a_todo(folder, todo):
+    """Only those: with everything else done, they wait for it, or have nothing to do with any TODO."""
+    assert (folder / 'BONUS.md').read_text() == task()
+    with laid_in(folder, {name: content.decode() for name, content in files([todo]).items() if name in handout.BONUS}):
+        found = check(folder, '-k', f'({TASKS[todo][3]}) and not trained_by')
+    assert found.returncode == 0, found.stdout
+    assert set(re.findall(r'^TODO +(\d+)  to do', found.stdout, re.MULTILINE)) == {str(todo)}
 
 
 def test_one_todo_done_is_checked_by_itself(folder):

@@ -6,6 +6,7 @@ open is reported as skipped, "not done yet", not as an error.
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def pytest_runtest_makereport(item, call):
         report.outcome = 'skipped'
         report.longrepr = (str(item.path), item.location[1], f'not done yet: {todo[0]}')
     return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Which TODOs wait, and which are wrong: a line each."""
+    found = Counter()
+    for outcome, pattern in (('skipped', r'not done yet: TODO (\d+): (\S+) is'), ('failed', r'TODO (\d+), ([\w.]+)')):
+        for report in terminalreporter.getreports(outcome):
+            if todo := re.search(pattern, str(report.longrepr)):
+                found[int(todo[1]), 'to do' if outcome == 'skipped' else 'wrong', todo[2]] += 1
+    if found:
+        terminalreporter.section('TODOs')
+    for (todo, state, name), count in sorted(found.items()):
+        terminalreporter.write_line(f'TODO {todo:2}  {state:5}  {name}  ({count} check{"s" * (count > 1)})')
 
 
 torch.set_num_threads(1)  # for matrices as small as the tests', threads only wait for one another

@@ -112,9 +112,14 @@ def paper_step(decoder, picture, word, h, m, slip=None):
     if isinstance(decoder, DecoderWithAdaptiveAttention):
         of_gate = new_h if slip == 'the gate from the new h' else h
         g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, of_gate))
-        s = g * torch.tanh(m if slip == 's from the old cell state' else new_m)
-        s = g * new_m if slip == 's without tanh' else s
-        z_s = score(decoder.W_s, s)
+        s = g * {'s from the old cell state': m.tanh(), 's without tanh': new_m,
+                 's with tanh twice': new_m.tanh().tanh()}.get(slip, new_m.tanh())
+        z_s = score(decoder.W_v if slip == 'W_v for the sentinel' else decoder.W_s, s)
+        if slip == 'the sentinel first':
+            alpha_hat = torch.cat([z_s.unsqueeze(0), z]).softmax(dim=0)
+            weights, beta = alpha_hat[:-1], alpha_hat[-1]
+            context = beta * s + sum(a * v for a, v in zip(weights, V, strict=True)) + new_h
+            return linear(decoder.fc, context), weights, new_h, new_m
         alpha_hat = torch.cat([z, z_s.unsqueeze(0)]).softmax(dim=0)
         beta = {'beta from a sigmoid of its own': torch.sigmoid(z_s),
                 'beta from a second softmax': torch.cat([alpha, z_s.unsqueeze(0)]).softmax(dim=0)[-1],
@@ -140,6 +145,9 @@ ADAPTIVE_SLIPS = {
     **SLIPS,
     's from the old cell state': 's_t comes from the new cell state m_t (eq. 10), not from the old one',
     's without tanh': 's_t = g_t * tanh(m_t), the tanh is missing (eq. 10)',
+    's with tanh twice': 's_t = g_t * tanh(m_t): tanh_m is tanh(m_t) already (eq. 10), here tanh is taken twice',
+    'W_v for the sentinel': 'the sentinel\'s score has W_s (eq. 12), not W_v',
+    'the sentinel first': 'the pixels\' scores come first and the sentinel\'s last (eq. 12), not the other way round',
     'the gate from the new h': 'the gate comes from the old hidden state h_{t-1} (eq. 9), not from the new one',
     'beta from a sigmoid of its own': 'beta is the last entry of the softmax over pixels and sentinel (eq. 12), not a '
                                       'sigmoid of its own',
@@ -229,13 +237,24 @@ def test_a_step_of_knowing_when_to_look(kind, todo, slips):
          {SLIPS['x the other way round']: paper('x the other way round')[2]}, 1e-12)
     same(new_m, expected[3], f'{where}.one_step: m', 'decoder_dim', 'first h, then m')
     same(alpha, expected[1], f'{where}.attend: alpha', 'num_pixels',
-         'softmax of w_h tanh(W_v V + W_g h) over the pixels' + ' and the sentinel; its part goes' * (todo == 7),
+         'softmax of w_h tanh(W_v V + W_g h) over the pixels' if todo == 6 else
+         'softmax of w_h tanh(W_v V + W_g h) and w_h tanh(W_s s + W_g h) together, of which the pixels\' part is left',
          {slips[slip]: paper(slip)[1] for slip in slips if slip not in (
              'h left out of the scores', 'the context counted down twice', 'the context added twice')} | (
              {'alpha sums to 1 - beta: return the pixels\' part of the softmax as it is':
                  paper('alphas that sum to 1')[1]} if kind == 'adaptive' else {}), 1e-12)
     same(scores, expected[0], f'{where}.one_step: predictions', 'vocab_size', 'fc(dropout(c + h)), without softmax',
          {sentence: paper(slip)[0] for slip, sentence in slips.items()}, 1e-12)
+
+
+@pytest.mark.parametrize(('kind', 'where'), [
+    ('spatial', 'TODO 6, DecoderWithSpatialAttention.one_step'), ('captionnet', 'TODO 10, CaptionNet.word_scores')])
+def test_dropout_before_the_vocabulary_layer(kind, where):
+    """With all entries dropped, the bias is what remains."""
+    decoder = make(kind, dropout=1.0).train()
+    scores, *_ = decoder.step(torch.tensor([5]), *decoder.start(pictures()[1:2]))
+    same(scores[0], decoder.fc.bias, f'{where}, in training with dropout=1: the scores', 'vocab_size',
+         'the dropout is missing, or is not the last thing before fc')
 
 
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])

@@ -224,15 +224,21 @@ def test_the_surrogate_loss(baseline):
         'the sign is wrong: what scores above the baseline must become more probable': -right,
         'the sum over the samples in place of their mean': gradient(reward - base, samples=1),
         'the weights of the pictures are left out': gradient(reward - base, torch.ones(n)),
-        'the mean over the pictures, which their weights take already': right / n}
+        'the mean over the pictures, which their weights take already': right / n,
+        'the mean over the pictures in place of the sum of each times its weight': gradient(
+            reward - base, torch.ones(n) / n)}
     if baseline == 'mean':
         mistakes['the baseline of a sample is the mean of the others: its own reward is in it'] = gradient(
             reward - reward.mean(dim=1, keepdim=True))
+        mistakes['the others are one fewer than the samples: their sum is divided by one too many'] = gradient(
+            reward - of_others * (k - 1) / k)
     else:
         mistakes['the baseline is the mean of the samples, not the reward of the greedy caption'] = gradient(
             reward - of_others)
     found = self_critical.surrogate_loss(log_p, reward, greedy if baseline == 'greedy' else None, weights)
-    assert found.shape == ()
+    if found.shape != ():
+        pytest.fail(f'{where}: expected one number; here {found.numel()}, of shape {tuple(found.shape)}. Likely cause: '
+                    'the sum over the pictures is missing.', pytrace=False)
     same(torch.autograd.grad(found, log_p)[0], right, f'{where}: gradient by log_p', 'n, samples',
          'minus weight * (reward - baseline) / samples', mistakes)
     same(found, (right * log_p).sum(), where, '', 'minus the sum of weight * advantage * log_p / samples')
