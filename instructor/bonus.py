@@ -2,7 +2,7 @@
 
 Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``BONUS.md``, which says what to do,
 ``extensions.py`` with its TODOs open, the notebook that compares decoders, their tests and their pages; and the files
-of the handout that hold TODOs 12 to 14. ``--todo 7`` leaves open that one alone, with the solutions of the others in it.
+of the handout that hold TODOs 12 to 14. With ``--todo 7`` that one alone is open, and the others' solutions are there.
 Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop. docs/grading.md says how to
 check what comes back.
 """
