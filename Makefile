@@ -15,7 +15,7 @@ test: $(VENV)/.ready
 	$(PY) -m instructor.test
 
 compare: $(VENV)/.ready
-	$(PY) -m instructor.compare $(if $(SETTINGS),--settings $(SETTINGS))
+	$(PY) -m instructor.compare $(if $(SETTINGS),--settings "$(SETTINGS)")
 
 bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from utils import atomic_path
 
@@ -24,10 +24,13 @@ def coco_scores(references, captions, spice=False, say=print):
     :param spice: SPICE as well, to three decimals; it parses every caption and reference, which takes its time
     :param say: what is left out, and why, is said by this function
     :return: dict name -> score, 0 to 1 (CIDEr, which is CIDEr-D: 0 to 10), in the order of ``NAMES``
-    :raises ValueError: not one caption per image
+    :raises ValueError: not one caption per image, or an image without references
     """
     if len(references) != len(captions) or not captions:
         raise ValueError(f'{len(captions)} captions for {len(references)} images: there must be one for each')
+    if not all(references):
+        raise ValueError(f'image {[bool(those) for those in references].index(False)} has no reference caption: it '
+                         'cannot be scored')
     try:
         from pycocoevalcap.bleu.bleu import Bleu
         from pycocoevalcap.cider.cider import Cider
@@ -35,8 +38,8 @@ def coco_scores(references, captions, spice=False, say=print):
     except ImportError:
         say('METEOR, ROUGE-L, CIDEr and SPICE are left out: they come with pip install ".[metrics]"')
         return {}
-    truth = {i: [' '.join(words) for words in those] for i, those in enumerate(references)}
-    found = {i: [' '.join(words)] for i, words in enumerate(captions)}
+    truth = {i: [on_one_line(words) for words in those] for i, those in enumerate(references)}
+    found = {i: [on_one_line(words)] for i, words in enumerate(captions)}
     bleu, _ = Bleu(4).compute_score(truth, found, verbose=0)
     scores = {f'BLEU-{n}': bleu[n - 1] for n in (1, 2, 3, 4)}
     scores |= {'ROUGE-L': Rouge().compute_score(truth, found)[0], 'CIDEr': Cider().compute_score(truth, found)[0]}
@@ -52,9 +55,19 @@ def coco_scores(references, captions, spice=False, say=print):
     return {name: float(scores[name]) for name in NAMES if name in scores}
 
 
+def on_one_line(words):
+    """A caption as the scorers take it: they read a line for each, with ``|||`` between its parts."""
+    return ' '.join(' '.join(words).replace('|||', ' ').split())
+
+
 def _meteor(truth, found):
     from pycocoevalcap.meteor.meteor import Meteor
-    return Meteor().compute_score(truth, found)[0]
+    meteor = Meteor()
+    try:
+        return meteor.compute_score(truth, found)[0]
+    finally:
+        if meteor.lock.locked():  # it failed: its __del__ would wait for this lock for ever
+            meteor.lock.release()
 
 
 def _spice(truth, found):
@@ -80,7 +93,7 @@ def _spice(truth, found):
 
 def image_ids(names):
     """COCO's numbers of images: the last number in each file name if these are all different, else 0, 1, 2, ..."""
-    numbers = [re.findall(r'\d+', name.rpartition('.')[0]) for name in names]
+    numbers = [re.findall(r'\d+', PurePath(name).stem) for name in names]
     ids = [int(found[-1]) if found else None for found in numbers]
     return ids if None not in ids and len(set(ids)) == len(ids) else list(range(len(names)))
 

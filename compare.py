@@ -4,7 +4,8 @@
 ...                   dict(data_folder='data/shapes', epochs=10), 'runs/compare')
 >>> print(comparison_table(results))
 
-A comparison that was stopped goes on where it was; a run that is there already is not trained again.
+A comparison that was stopped goes on where it was; a run that is there already, by the same settings and of the same
+captions, is not trained again.
 """
 
 import json
@@ -21,15 +22,17 @@ from checkpoints import (
     read_checkpoint,
 )
 from coco_metrics import coco_scores, write_coco_files
+from datasets import content_digest
 from distillation import distill
 from ensembles import load_ensemble
 from evaluate import evaluate
-from solver import DEFAULTS, check_decoder, check_settings, train
+from solver import DEFAULTS, check_decoder, check_settings, made_of, train
 from utils import atomic_path, best_epoch
 from vocabulary import load_word_map
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
-OF_THE_ENCODER = ('data_folder', 'data_name', 'encoder', 'encoder_weights', 'encoder_stride', 'encoded_image_size')
+OF_THE_DATA, OF_THE_WEIGHTS = ('data_folder', 'data_name'), ('encoder', 'encoder_weights', 'encoder_stride')
+OF_THE_ENCODER = (*OF_THE_DATA, *OF_THE_WEIGHTS, 'encoded_image_size')
 METRICS = ('METEOR', 'ROUGE-L', 'SPICE')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
@@ -47,17 +50,18 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
         the weights that it starts from), and what ``evaluate.evaluate`` gives, the other metrics among the scores)
-    :raises ValueError: settings that cannot be, or a run that no run above is called
+    :raises ValueError: settings that cannot be, or a run that no run above is called; before anything is trained
     """
     folder, device = Path(output_folder), cfg.get('device')
-    check_runs(runs, cfg, folder, seeds, split)  # what cannot be is said before anything is trained
+    check_runs(runs, cfg, folder, seeds, split, beam_sizes)  # what cannot be is said before anything is trained
     results, ends = [], {}
     for name, own in runs.items():
         found = []
         members = own.get('ensemble') or own.get('distill') or []
         paths = [best_path(member, runs, cfg, folder, seed) for member in members for seed in seeds]
         if 'ensemble' in own:
-            found.append(tested('Ensemble', paths, [], folder / directory(name), split, beam_sizes, spice, device))
+            first = settings(members[0], runs, cfg, folder, seeds[0])
+            found.append(tested('Ensemble', paths, [], folder / directory(name), first, split, beam_sizes, spice))
         else:
             if 'distill' in own:
                 taught(paths, said_by(folder, members), device)
@@ -67,8 +71,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 history, best = trained(wanted), checkpoint_paths(wanted)[1]
                 begins = ends.get((own.get('start_from'), seed), 0)
                 ends[name, seed] = begins + best_epoch(history)['epoch']
-                found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, split,
-                                                          beam_sizes, spice, device))
+                found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, wanted,
+                                                          split, beam_sizes, spice))
         results.append(dict(name=name, seeds=found))
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
@@ -87,31 +91,45 @@ def directory(name):
     return ''.join(c if c.isalnum() else '_' for c in name)
 
 
-def check_runs(runs, cfg, folder, seeds, split):
+def check_runs(runs, cfg, folder, seeds, split, beam_sizes):
     """:raises ValueError: see :func:`compare`"""
     if split not in ('TEST', 'VAL'):
         raise ValueError(f"split is {split!r}; it must be 'TEST', or 'VAL' while you choose settings")
-    if not isinstance(runs, dict) or not runs or not all(isinstance(own, dict) for own in runs.values()):
+    if not isinstance(runs, dict) or not runs or not all(
+            isinstance(name, str) and isinstance(own, dict) for name, own in runs.items()):
         raise ValueError('runs must be a dict: the name of each run, and a dict of its own settings')
-    if not isinstance(seeds, (list, tuple)) or not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f'seeds is {seeds!r}; it must be a list of different whole numbers')
+    for what, numbers, least in (('seeds', seeds, 0), ('beam_sizes', beam_sizes, 1)):
+        if not isinstance(numbers, (list, tuple)) or not numbers or len(set(map(str, numbers))) < len(numbers) or any(
+                type(number) is not int or number < least for number in numbers):
+            raise ValueError(f'{what} is {numbers!r}; it must be a list of different whole numbers, from {least} on')
     folders, built, encoders = {}, {}, {}
     for name, own in runs.items():
         other = folders.setdefault(directory(name), name)
         if other != name:
             raise ValueError(f'the runs {other!r} and {name!r} would share the folder {directory(name)}: rename one')
+        for key in ('seed', 'output_folder'):
+            if key in own:
+                raise ValueError(f'{name!r} has {key}={own[key]!r}; runs have none of their own: the comparison has '
+                                 'seeds and an output_folder, with a folder per run and seed')
         above = [n for n in list(runs)[:list(runs).index(name)] if 'ensemble' not in runs[n]]
         for key in ('ensemble', 'distill', 'start_from'):
-            for member in [own[key]] if isinstance(own.get(key), str) else own.get(key) or []:
+            given = own.get(key)
+            if given and not isinstance(given, str if key == 'start_from' else (str, list, tuple)):
+                raise ValueError(f"{name!r} has {key}={given!r}; it must be "
+                                 f"{'the name' if key == 'start_from' else 'a list of names'} of runs above")
+            for member in [given] if isinstance(given, str) else given or []:
                 if member not in above:
                     raise ValueError(f'{name!r} has {key}={own[key]!r}, but no trained run above it is called '
                                      f'{member!r}')
         if 'ensemble' not in own:
             wanted = settings(name, runs, cfg, folder, seeds[0])
             built[name] = layers(name, wanted, 'distill' in own, encoders)
-            if own.get('start_from') and built[name] != built[own['start_from']]:
-                raise ValueError(f"{name!r} has start_from={own['start_from']!r}, which is another decoder, or has "
-                                 'other sizes or another vocabulary')
+            if own.get('start_from'):
+                first = settings(own['start_from'], runs, cfg, folder, seeds[0])
+                if built[name] != built[own['start_from']] or any(
+                        wanted[part] != first[part] for part in OF_THE_WEIGHTS):
+                    raise ValueError(f"{name!r} has start_from={own['start_from']!r}, which is another decoder, or has "
+                                     'another encoder, other sizes or another vocabulary')
         key = 'ensemble' if 'ensemble' in own else 'distill'
         if key not in own:
             continue
@@ -123,6 +141,9 @@ def check_runs(runs, cfg, folder, seeds, split):
             if any(wanted[part] != members[0][part] for part in OF_THE_ENCODER):
                 raise ValueError(f'{name!r}: {member!r} and {own[key][0]!r} have not the same data and encoder, '
                                  'so they cannot caption together')
+        if key == 'distill' and any(settings(name, runs, cfg, folder, seeds[0])[part] != members[0][part]
+                                    for part in OF_THE_DATA):
+            raise ValueError(f'{name!r} has other data than {own[key][0]!r}, so it cannot learn what that says')
 
 
 def layers(name, cfg, taught, encoders):
@@ -131,7 +152,7 @@ def layers(name, cfg, taught, encoders):
     :param cfg: all its settings
     :param taught: whether its captions are those of other runs, still to be made
     :param encoders: channels of encoders that were built before; another is added
-    :return: decoder's name, shapes of its weights
+    :return: decoder's name, shapes of its weights, vocabulary
     :raises ValueError: what training would refuse, with the run's name before it
     """
     try:
@@ -146,7 +167,7 @@ def layers(name, cfg, taught, encoders):
         check_decoder(decoder, cfg)
     except ValueError as error:
         raise ValueError(f'{name!r}: {error}') from None
-    return decoder_name(cfg), {key: value.shape for key, value in decoder.state_dict().items()}
+    return decoder_name(cfg), {key: value.shape for key, value in decoder.state_dict().items()}, word_map
 
 
 def settings(name, runs, cfg, folder, seed):
@@ -157,7 +178,11 @@ def settings(name, runs, cfg, folder, seed):
         own['captions'] = str(said_by(folder, teachers))
     if own.get('start_from'):
         own['start_from'] = str(best_path(own['start_from'], runs, cfg, folder, seed))
-    return check_settings({**cfg, **own, 'seed': seed, 'output_folder': str(folder / directory(name) / f'seed_{seed}')})
+    try:
+        return check_settings(
+            {**cfg, **own, 'seed': seed, 'output_folder': str(folder / directory(name) / f'seed_{seed}')})
+    except ValueError as error:
+        raise ValueError(f'{name!r}: {error}') from None
 
 
 def best_path(name, runs, cfg, folder, seed):
@@ -184,29 +209,34 @@ def trained(cfg):
     if latest.exists() and best.exists():
         state = read_checkpoint(latest)
         before = {**DEFAULTS, **state['settings']}
-        made_of = [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
-        if state['progress'].get('made_of', []) == made_of and all(
+        if state['progress'].get('made_of') == made_of(cfg) and all(
                 before[key] == cfg[key] for key in cfg if key not in NOT_COMPARED):
             if len(state['history']) >= cfg['epochs']:
+                print(f'{best} is there, by these settings and of these captions: it is taken as it is.', flush=True)
                 return state['history']
             return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
     return train(cfg)
 
 
-def tested(name, paths, history, folder, split, beam_sizes, spice, device):
+def tested(name, paths, history, folder, cfg, split, beam_sizes, spice):
     """Test scores of a checkpoint, or of several together, kept in ``folder``.
 
     Those that are there are taken if they are of these very files.
 
     :param name: of the decoder; 'Ensemble' loads ``paths`` as one
+    :param cfg: settings of one of them, for its data and device
     """
-    made_of = dict(split=split, beam_sizes=list(beam_sizes), spice=spice,
-                   checkpoints=[file_digest(path) for path in paths])
-    path = folder / f'{split.lower()}_{name}.json'
-    result = json.loads(path.read_text()) if path.exists() else {}
-    if result.get('made_of') != made_of or 'said' not in result:
+    wanted = dict(split=split, beam_sizes=list(beam_sizes), spice=spice,
+                  data=content_digest(cfg['data_folder'], cfg['data_name'], split),
+                  checkpoints=[file_digest(path) for path in paths])
+    path, device = folder / f'{split.lower()}_{name}.json', cfg['device']
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):  # not there, or not whole
+        result = {}
+    if result.get('made_of') != wanted:
         model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
-        result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=made_of, history=history)
+        result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=wanted, history=history)
     elif {*METRICS[:-1], *METRICS[-1:] * spice} <= result['scores'][0].keys():
         return result
     captions = result['captions']
@@ -214,10 +244,10 @@ def tested(name, paths, history, folder, split, beam_sizes, spice, device):
         found = coco_scores([c['references'] for c in captions], said, spice,
                             say=print if row is result['scores'][0] else lambda _: None)  # what is missing is said once
         row.update({metric: found[metric] for metric in METRICS if metric in found})
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(result))
     write_coco_files(folder / f'{split.lower()}_{name}_results.json', captions,
                      folder / f'{split.lower()}_annotations.json')
+    with atomic_path(path) as temporary:  # last: where it is, they are
+        temporary.write_text(json.dumps(result))
     return result
 
 
@@ -288,6 +318,7 @@ def beam_table(results):
 
 def side_by_side(results, number):
     """Captions of all runs (their first seed) for one picture, a line each, and under them what people said."""
-    lines = [f"{result['name']}: {' '.join(result['seeds'][0]['captions'][number]['caption'])}" for result in results]
+    lines = [f"{result['name']}: {' '.join(result['seeds'][0]['captions'][number]['caption']) or '(nothing)'}"
+             for result in results]
     references = results[0]['seeds'][0]['captions'][number]['references']
     return '\n'.join([*lines, f"people: {' '.join(references[0])}"])

@@ -1,6 +1,7 @@
 """The files of ``create_input_files.py`` as a PyTorch ``Dataset``."""
 
 import functools
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -75,15 +76,19 @@ class CaptionDataset(Dataset):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
 
         :raises FileNotFoundError: no such file
-        :raises ValueError: one of other pictures, or with another number of captions or longer ones
+        :raises ValueError: one of other pictures, or with another number of captions, longer ones or empty ones
         """
         try:
             found = json.loads(Path(path).read_text())
             names, captions = found['names'], found['captions']
+            if not all(caption and isinstance(caption, list) and all(isinstance(word, str) for word in caption)
+                       for those in captions for caption in those):
+                raise ValueError
         except FileNotFoundError:
             raise FileNotFoundError(f'{path} is not there: make it by distillation.py, or correct captions') from None
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f'{path} is no file of distillation.py: make it again, or correct captions') from None
+        except (ValueError, KeyError, TypeError, IsADirectoryError):
+            raise ValueError(f'{path} is no file of distillation.py, with a list of words for each caption: make it '
+                             'again, or correct captions') from None
         longest = self.captions.shape[1] - 2
         if names != self.names or len(captions) != len(names) or any(
                 len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
@@ -141,6 +146,18 @@ class CaptionDataset(Dataset):
 
     def __getstate__(self):
         return {**self.__dict__, '_rows': {}}
+
+
+def content_digest(data_folder, data_name, split):
+    """Fingerprint of a split's captions, vocabulary and names of pictures (their pixels are not read), 16 hexadecimal
+    digits."""
+    folder, digest = Path(data_folder), hashlib.sha256()
+    for part in ('WORDMAP', f'{split}_CAPTIONS', f'{split}_CAPLENS'):
+        digest.update((folder / f'{part}_{data_name}.json').read_bytes())
+    with h5py.File(CaptionDataset.path_of_images(folder, data_name, split)) as file:
+        for key in ('names', 'references'):
+            digest.update(json.dumps(file[key].asstr()[:].tolist()).encode())
+    return digest.hexdigest()[:16]
 
 
 def speaks_of_a_side(word):

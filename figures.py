@@ -146,8 +146,18 @@ def bleu_table(results):
 
 
 def load_images(path, numbers):
-    """:return: list of (H, W, 3) uint8 pictures of an IMAGES file of ``create_input_files``"""
+    """
+    :return: list of (H, W, 3) uint8 pictures of an IMAGES file of ``create_input_files``
+    :raises ValueError: a number that is none of its pictures'
+    :raises FileNotFoundError: no such file
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct data_folder, data_name '
+                                'and split')
     with h5py.File(path) as file:
+        if strange := [number for number in numbers if number not in range(len(file['images']))]:
+            raise ValueError(f"there is no picture {strange[0]} in {path}: it has {len(file['images'])}, 0 to "
+                             f"{len(file['images']) - 1}")
         return [file['images'][number].transpose(1, 2, 0) for number in numbers]
 
 

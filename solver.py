@@ -32,7 +32,7 @@ from checkpoints import (
     save_checkpoint,
 )
 from cider import CiderD
-from datasets import CaptionDataset
+from datasets import CaptionDataset, content_digest
 from features import encode_splits
 from features import hold as hold_features
 from metrics import bleu
@@ -247,9 +247,8 @@ def train(cfg, encoder=None):
                          f'{type(model.decoder).__name__} has a batch norm, which needs two')
     if cfg['captions']:
         train_data.replace_captions(cfg['captions'], word_map)
-    made_of = [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
-    if made_of and not cfg['checkpoint']:
-        progress['made_of'] = made_of  # for who asks whether it is still of these files
+    if not cfg['checkpoint']:
+        progress['made_of'] = made_of(cfg)
     if cfg['lean']:
         use_lean(model, train_data)
     processes.share_batch_norm(model.decoder)
@@ -706,6 +705,15 @@ def resume(model, optimizers, path):
         processes.say(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the "
                       'learning rate makes a jump. Better set the number of epochs at the start.')
     return progress
+
+
+def made_of(cfg):
+    """Fingerprints of what a training learns from (data, start_from, captions), to see whether that is still the same.
+
+    :param cfg: all settings
+    """
+    data = [content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')]
+    return data + [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
 
 
 def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False):

@@ -1,7 +1,8 @@
 """All decoders side by side: ``python -m instructor.compare``.
 
 Lays the reference over a clean copy of the assignment in ``build/compare`` and runs ``compare.ipynb`` there, with other
-settings if wanted: ``--settings FILE``, a JSON object with any of the names in the notebook's settings cell.
+settings if wanted: ``--settings FILE``, a JSON object with any of the names in the notebook's settings cell. What it
+has of these takes the notebook's place as a whole: a ``cfg`` without ``encoder`` is one with the default encoder.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from instructor.assemble import ROOT, assemble
 from notebooks import run_notebook
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
-NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'spice', 'output_folder', 'shown')
+NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'beam_sizes', 'spice', 'output_folder', 'shown')
 
 
 def read_settings(path):
@@ -35,6 +36,8 @@ def read_settings(path):
         strange = f', not {", ".join(sorted(set(settings) - set(NAMES)))}' if isinstance(settings, dict) else ''
         raise ValueError(f'{path} must be an object with any of {", ".join(NAMES)}{strange}')
     cfg, runs = settings.get('cfg', {}), settings.get('runs', {})
+    if not isinstance(settings.get('output_folder', ''), str):
+        raise ValueError(f'{path}: output_folder must be the name of a folder')
     if not all(isinstance(part, dict) for part in (cfg, runs, *(runs.values() if isinstance(runs, dict) else []))):
         raise ValueError(f'{path}: cfg, runs and each of the runs must be objects')
     drawn = {'data_folder'} if settings.get('data', 'shapes') == 'shapes' else set()

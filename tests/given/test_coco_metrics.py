@@ -2,8 +2,10 @@
 
 import builtins
 import json
+import os
 import shutil
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from urllib.error import URLError
@@ -37,6 +39,36 @@ def test_cider_is_the_cider_of_training():
     pytest.importorskip('pycocoevalcap')
     scores = coco_scores(REFERENCES, CAPTIONS)
     assert scores['CIDEr'] == pytest.approx(CiderD(REFERENCES).score(CAPTIONS))
+
+
+def test_a_java_that_fails_is_said(tmp_path):
+    """And nothing waits for it, at the end of the program neither: pycocoevalcap holds a lock then."""
+    pytest.importorskip('pycocoevalcap')
+    (tmp_path / 'java').write_text('#!/bin/sh\necho Unable to locate a Java Runtime >&2\nexit 1\n')
+    (tmp_path / 'java').chmod(0o755)
+    script = 'from coco_metrics import coco_scores; print(list(coco_scores([[["a"]]], [["a"]])))'
+    path = os.pathsep.join([str(tmp_path), os.environ['PATH']])
+    run = subprocess.run([sys.executable, '-c', script], cwd=Path(coco_metrics.__file__).parent, capture_output=True,
+                         text=True, timeout=60, env={**os.environ, 'PATH': path})
+    assert run.returncode == 0 and 'METEOR is left out: ' in run.stdout
+    assert "'BLEU-4', 'ROUGE-L', 'CIDEr']" in run.stdout
+
+
+@pytest.mark.skipif(not shutil.which('java'), reason='needs Java')
+def test_words_that_hold_what_divides_lines():
+    pytest.importorskip('pycocoevalcap')
+    strange = [[['a', 'red\nstar', '|||', 'here']], [['two', 'moons']]]
+    plain = [[['a', 'red', 'star', 'here']], [['two', 'moons']]]
+    captions = [['red', 'star'], ['two\r', 'stars']]
+    said = []
+    assert coco_scores(strange, captions, say=said.append) == pytest.approx(
+        coco_scores(plain, [['red', 'star'], ['two', 'stars']]))
+    assert not said
+
+
+def test_an_image_without_references():
+    with pytest.raises(ValueError, match='image 1 has no reference caption: it cannot be scored'):
+        coco_scores([[['a']], []], [['a'], ['b']])
 
 
 def test_what_cannot_be_had_is_said(monkeypatch):
@@ -190,6 +222,7 @@ def test_image_ids():
     assert image_ids(['val2014/COCO_val2014_000000391895.jpg', 'COCO_val2014_000000060623.jpg']) == [391895, 60623]
     assert image_ids(['123_a4.jpg', '77_b4.jpg']) == [0, 1]  # 4 and 4
     assert image_ids(['a.jpg', '3.png']) == [0, 1]
+    assert image_ids(['10/a_7', '10/b_8']) == [7, 8]
 
 
 def test_the_official_tools_read_the_files(tmp_path):
@@ -199,6 +232,7 @@ def test_the_official_tools_read_the_files(tmp_path):
     write_coco_files(tmp_path / 'results.json', captions, tmp_path / 'annotations.json')
     assert sorted(path.name for path in tmp_path.iterdir()) == ['annotations.json', 'results.json']
     truth = coco.COCO(str(tmp_path / 'annotations.json'))
+    assert len(truth.anns) == sum(map(len, REFERENCES))  # each has a number of its own
     results = truth.loadRes(str(tmp_path / 'results.json'))
     assert results.getImgIds() == [7, 8, 9]
     assert [found['caption'] for found in results.imgToAnns[8]] == ['two red moons']

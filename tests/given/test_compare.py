@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import compare as module
-from checkpoints import build_model
+from checkpoints import build_model, checkpoint_paths, file_digest, read_checkpoint
 from coco_metrics import coco_scores
 from compare import beam_table, compare, comparison_table, mean_scores, of_seeds, side_by_side
 from create_input_files import create_input_files
+from shapes import generate_shapes
 
 RUNS = {
     'plain LSTM': dict(attention=False),
@@ -63,6 +64,10 @@ def test_every_run_is_trained_and_tested(cfg, tmp_path, capsys):
     assert len(rows) == 6 and len({row.count('|') for row in rows}) == 1
     assert '| 3 of 3' in rows[3] or '| 2 of 3' in rows[3] or '| 1 of 3' in rows[3]
     assert rows[5].startswith('| both | ') and '±' in rows[2] and '±' not in rows[5]
+    for result in results:  # of the first seed
+        result['seeds'][-1]['captions'][4]['caption'] = ['last']
+        result['seeds'][0]['captions'][4]['caption'] = []
+    assert side_by_side(results, 4).splitlines()[1] == 'adaptive: (nothing)'
     lines = side_by_side(results, 4).splitlines()
     assert [line.split(':')[0] for line in lines] == [*RUNS, 'people']
 
@@ -157,6 +162,62 @@ def test_the_same_run_on_other_data_and_back(cfg, tmp_path):
     assert without_seconds(first) == without_seconds(third) != without_seconds(second)
 
 
+def test_the_same_names_with_other_pictures(cfg, tmp_path, capsys):
+    """More were drawn: what was tested, or trained and tested, before is of other captions."""
+    found = {}
+    for train, test, taken in ((24, 6, 1), (24, 8, 2), (26, 8, 1)):
+        folder = tmp_path / f'{train}_{test}'
+        json_path = generate_shapes(folder, train=train, val=6, test=test)
+        name = create_input_files('few', json_path, folder, min_word_freq=1, output_folder=folder,
+                                  workers=1)['data_name']
+        (tmp_path / 'data').unlink(missing_ok=True)
+        (tmp_path / 'data').symlink_to(folder)
+        own = {**cfg, 'data_folder': str(tmp_path / 'data'), 'data_name': name}
+        runs = {'a': dict(epochs=1), 'both': dict(ensemble=['a'])}
+        found[train, test] = compare(runs, own, tmp_path / 'runs')
+        assert compare(runs, own, tmp_path / 'runs') == found[train, test]
+        assert capsys.readouterr().out.count('it is taken as it is.') == taken
+    for (_, test), results in found.items():
+        assert [len(result['seeds'][0]['captions']) for result in results] == [test, test]
+    losses = [results[0]['seeds'][0]['history'][0]['train_loss'] for results in found.values()]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_best_weights_of_each_seed(cfg, tmp_path, monkeypatch):
+    """They are tested, and start second phases; here those of the first of two epochs."""
+    from solver import validate
+    monkeypatch.setattr('solver.validate', lambda model, dataset: {
+        **validate(model, dataset), 'greedy_bleu4': 1.0 / (1 + len(model.history))})
+    runs = {'a': {}, 'b': dict(start_from='a', epochs=1), 'both': dict(ensemble=['a'])}
+    results = compare(runs, cfg, tmp_path, seeds=(0, 1))
+    best, latest = ([file_digest(checkpoint_paths(module.settings('a', runs, cfg, tmp_path, seed))[which])
+                     for seed in (0, 1)] for which in (1, 0))
+    assert [seed['best_epoch'] for seed in results[0]['seeds']] == [1, 1] and not set(best) & set(latest)
+    assert [seed['made_of']['checkpoints'] for seed in results[0]['seeds']] == [[one] for one in best]
+    assert results[2]['seeds'][0]['made_of']['checkpoints'] == best
+    for seed in (0, 1):
+        second = module.settings('b', runs, cfg, tmp_path, seed)
+        assert file_digest(second['start_from']) == best[seed]
+        assert read_checkpoint(checkpoint_paths(second)[0])['progress']['made_of'][2:] == [best[seed]]
+
+
+def test_stopped_among_its_last_files(cfg, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, 'write_coco_files', stop)
+        with pytest.raises(KeyboardInterrupt):
+            compare({'a': dict(epochs=1)}, cfg, tmp_path)
+    first = compare({'a': dict(epochs=1)}, cfg, tmp_path)
+    folder = tmp_path / 'a' / 'seed_0'
+    assert (folder / 'test_Attention_results.json').exists() and (folder / 'test_annotations.json').exists()
+    text = (folder / 'test_Attention.json').read_text()
+    (folder / 'test_Attention.json').write_text(text[:1000])  # a full disk, say
+    again, = compare({'a': dict(epochs=1)}, cfg, tmp_path)
+    assert again['seeds'][0]['captions'] == first[0]['seeds'][0]['captions']
+
+
 def without_seconds(seed):
     return [{**epoch, 'seconds': 0} for epoch in seed['history']]
 
@@ -174,10 +235,13 @@ def test_what_is_refused_leaves_what_is_there(cfg, tmp_path, monkeypatch):
     compare({'a': dict(epochs=1)}, cfg, tmp_path)
 
 
-@pytest.mark.parametrize('seeds', [3, (), [1, 1]])
-def test_seeds_that_are_none(cfg, tmp_path, seeds):
-    with pytest.raises(ValueError, match='seeds is .*; it must be a list of different whole numbers'):
-        compare({'a': {}}, cfg, tmp_path, seeds)
+@pytest.mark.parametrize('what', ['seeds', 'beam_sizes'])
+@pytest.mark.parametrize('numbers', [3, (), [1, 1], [1, 'x'], [1, -1], [1, 1.5], [[1]], [True], None])
+def test_numbers_that_are_none(cfg, tmp_path, what, numbers):
+    with pytest.raises(ValueError, match=f'{what} is .*; it must be a list of different whole numbers, from [01] on'):
+        compare({'a': {}}, cfg, tmp_path, **{what: numbers})
+    with pytest.raises(ValueError, match='beam_sizes is .*, from 1 on'):
+        compare({'a': {}}, cfg, tmp_path, beam_sizes=[0])
 
 
 def test_a_metric_is_made_up_for_when_it_can_be_had(cfg, tmp_path, monkeypatch):
@@ -234,7 +298,13 @@ def test_where_second_phases_begin(cfg, tmp_path):
         (dict(encoder='resnet7'), "unknown encoder 'resnet7'"))],
     ({'a': {}, 'b': dict(data_name='nothing')}, 'WORDMAP_nothing.json is not there'),
     *[({'a': {}, 'b': dict(start_from='a', **own)}, "'b' has start_from='a', which is another decoder, or") for own in (
-        dict(attention=False), dict(decoder_dim=20))],
+        dict(attention=False), dict(decoder_dim=20), dict(encoder_stride=16))],
+    *[({'a': {}, 'b': {key: given}}, f"'b' has {key}=.*; it must be {what}") for key, given, what in (
+        ('ensemble', 5, 'a list of names'), ('ensemble', {'a': 1}, 'a list of names'),
+        ('distill', True, 'a list of names'), ('start_from', ['a'], 'the name'))],
+    *[({'a': {key: 7}}, f"'a' has {key}=7; runs have none of their own") for key in ('seed', 'output_folder')],
+    ({1: {}}, 'runs must be a dict'),
+    ({'a': {}, 'b': dict(start_from='a', self_critical='mean', samples=1)}, "'b': setting 'samples' is 1"),
     ({'lr 1e-3': {}, 'lr 1e+3': {}}, "'lr 1e-3' and 'lr 1e.3' would share the folder lr_1e_3"),
     ({}, 'runs must be a dict'), (['a'], 'runs must be a dict'), ({'a': None}, 'runs must be a dict'),
     ({'a': {}, 'c': dict(batchsize=3)}, "unknown setting 'batchsize'")])
@@ -247,20 +317,22 @@ def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, monkey
 
 def test_tables_by_hand():
     def seed(bleu, best):
-        scores = [{'beam_size': beam, 'BLEU-1': 0.5 + bleu, 'BLEU-2': 0.4, 'BLEU-3': 0.3, 'BLEU-4': bleu + beam / 100,
+        scores = [{'beam_size': beam, 'BLEU-1': 0.47 + bleu + beam / 100, 'BLEU-2': 0.4, 'BLEU-3': 0.3,
+                   'BLEU-4': bleu + beam / 100,
                    'CIDEr-D': 0.5 + beam / 10, **({'ROUGE-L': 0.3} if best != 9 else {})} for beam in (1, 3)]
-        return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3, train_seconds=90)
+        return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3,
+                    train_seconds=10 * (5 + best))
 
     results = [dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5)]), dict(name='two', seeds=[seed(0.3, 9)])]
     table = comparison_table(results)
     assert table.splitlines()[2] == (
         '| one | 1,234 | 4 of 9, 5 of 9 | 0.160 ± 0.071 | 0.180 ± 0.071 | 0.650 ± 0.071 | 0.800 ± 0.000 '
-        '| 0.300 ± 0.000 | 1.5 |')
-    assert table.splitlines()[3] == '| two | 1,234 | 9 of 9 | 0.310 | 0.330 | 0.800 | 0.800 |  | 1.5 |'
+        '| 0.300 ± 0.000 | 1.6 |')
+    assert table.splitlines()[3] == '| two | 1,234 | 9 of 9 | 0.310 | 0.330 | 0.800 | 0.800 |  | 2.3 |'
     assert of_seeds([0.25]) == '0.250'
     rows = beam_table(results).splitlines()
     assert rows[0] == '| decoder | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | CIDEr-D | ROUGE-L |'
-    assert rows[2] == ('| one | 1 | 0.650 ± 0.071 | 0.400 ± 0.000 | 0.300 ± 0.000 | 0.160 ± 0.071 | 0.600 ± 0.000 '
+    assert rows[2] == ('| one | 1 | 0.630 ± 0.071 | 0.400 ± 0.000 | 0.300 ± 0.000 | 0.160 ± 0.071 | 0.600 ± 0.000 '
                        '| 0.300 ± 0.000 |')
     assert rows[3].startswith('|  | 3 | 0.650 ± 0.071 |')
     assert rows[5] == '|  | 3 | 0.800 | 0.400 | 0.300 | 0.330 | 0.800 |  |'

@@ -123,6 +123,8 @@ def test_training_learns_these_captions(tiny_cfg, teacher, dataset, tmp_path):
 @pytest.mark.parametrize('content, match', [
     (None, 'is not there: make it by distillation.py'),
     ('[]', 'is no file of distillation.py'),
+    *[(json.dumps(dict(names=['a'], captions=captions)), 'is no file of distillation.py, with a list of words for each')
+      for captions in ([['a red star']], [[[1, 2]]], [[[]]], [None], None)],
     ('{"names": [], "captions": []}', 'has the captions of other pictures'),
 ])
 def test_other_files_are_refused(tiny_cfg, tmp_path, content, match):

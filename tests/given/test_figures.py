@@ -6,6 +6,7 @@ import matplotlib
 
 matplotlib.use('Agg')
 
+import h5py  # noqa: E402
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -131,6 +132,18 @@ def test_comparison():
     assert [list(line.get_xdata()) for line in losses.lines] == [[1, 2, 3], [1, 2], [3, 4, 5, 6]]
     assert losses.get_title() == 'validation loss'
     assert [line.get_ydata()[0] for line in losses.lines] == [3.5, 3.5, 3.5]
+
+
+def test_pictures_that_there_are_not(tmp_path):
+    path = tmp_path / 'TEST_IMAGES_set.hdf5'
+    with pytest.raises(FileNotFoundError, match='TEST_IMAGES_set.hdf5 is not there: run create_input_files first'):
+        load_images(path, [0])
+    with h5py.File(path, 'w') as file:
+        file['images'] = np.arange(2 * 3 * 4 * 4, dtype=np.uint8).reshape(2, 3, 4, 4)
+    assert load_images(path, [1])[0][2, 3].tolist() == [48 + 11, 48 + 27, 48 + 43]
+    for number in (2, -1):
+        with pytest.raises(ValueError, match=f'there is no picture {number} in .*: it has 2, 0 to 1'):
+            load_images(path, [0, number])
 
 
 def when_it_looks(alphas, sentinel=False):

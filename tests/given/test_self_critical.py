@@ -11,6 +11,7 @@ from verdicts import same
 import extensions
 import self_critical
 import solver
+from batches import Batch
 from beam_search import Hypothesis, sample_search
 from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint
 from self_critical import SelfCritical, log_probabilities, reading
@@ -147,6 +148,28 @@ def test_a_decoder_that_drops_word_vectors_and_feeds_its_own_words(trained, mode
     found = log_probabilities(other, encoded(model), drawn, torch.arange(4))
     assert found.tolist() == log_probabilities(other, encoded(model), drawn, torch.arange(4)).tolist()
     assert decoder.teacher_forcing == 0.3
+
+
+def test_the_encoder_learns_too(trained, tmp_path):
+    cfg, start = trained
+    second = {**cfg, 'start_from': start, 'self_critical': 'mean', 'epochs': 1, 'fine_tune_encoder': True,
+              'encoder_lr': 1e-3, 'output_folder': str(tmp_path)}
+    train(second)
+    latest, _ = checkpoint_paths({**DEFAULTS, **second})
+    before, after = (load_model(path, 'cpu').encoder.stages.state_dict() for path in (start, latest))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and not any('running' in name for name in changed)
+
+
+def test_a_picture_counts_as_far_as_its_captions_are_in_the_part(model):
+    """Three captions of one picture and one of another."""
+    seen = []
+    numbers = torch.tensor([0, 1, 2, 7])
+    batch = Batch(caption_dataset(model, 'TRAIN').images(torch.tensor([0, 1])), torch.tensor([0, 0, 0, 1]), None, None,
+                  numbers, of_captions=8, of_words=None, ends_step=True)
+    solver.reward_loss(model, batch, lambda _, __, pictures, weights: seen.append((pictures, weights)), 5)
+    (pictures, weights), = seen
+    assert pictures.tolist() == [0, 1] and weights.tolist() == [3 / 8, 1 / 8]
 
 
 class OneWord(nn.Module):

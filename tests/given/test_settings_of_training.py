@@ -1,6 +1,7 @@
 """Settings that regularise or start from elsewhere: label smoothing, dropout on embeddings, weight decay, and a second
 phase that fine-tunes the encoder."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -141,6 +142,41 @@ def test_fine_tuning_starts_from_a_frozen_checkpoint(tiny_cfg, attention, capsys
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed and not any('running' in name for name in changed)
     assert then.tuned and not first.tuned
+
+
+@pytest.mark.parametrize('cosine', [False, True])
+def test_fine_tuning_that_was_stopped_goes_on_the_same(tiny_cfg, tmp_path, monkeypatch, cosine):
+    """Both optimizers with their states and learning rates, to the last bit; and another rate where one is set."""
+    train(tiny_cfg)
+    second = {**tiny_cfg, 'start_from': str(best(tiny_cfg)), 'fine_tune_encoder': True, 'flip': True, 'epochs': 3,
+              'encoder_lr': 1e-3, 'decoder_lr': 2e-3, 'cosine': cosine}
+    whole = {**second, 'output_folder': str(tmp_path / 'whole')}
+    train(whole)
+    parts = {**second, 'output_folder': str(tmp_path / 'parts')}
+    with monkeypatch.context() as patch:
+        real, calls = solver.validate, []
+        patch.setattr(solver, 'validate', lambda *given: calls.append(1) or (real(*given) if len(calls) < 2 else 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            train(parts)
+    again = {**parts, 'start_from': None, 'checkpoint': str(checkpoint_paths({**DEFAULTS, **parts})[0])}
+    stopped = read_checkpoint(again['checkpoint'])
+    train(again)
+    one, other = (read_checkpoint(checkpoint_paths({**DEFAULTS, **cfg})[0]) for cfg in (whole, parts))
+    for part in ('encoder', 'decoder'):
+        for name, value in one[part].items():
+            assert torch.equal(value, other[part][name]), name
+        states = [state['optimizers'][part] for state in (one, other)]
+        assert states[0]['param_groups'] == states[1]['param_groups']
+        for number, kept in states[0]['state'].items():
+            assert all(torch.equal(kept[key], states[1]['state'][number][key]) for key in kept)
+        rate, = {group['lr'] for group in stopped['optimizers'][part]['param_groups']}
+        steps = 1 if not cosine else (1 + math.cos(math.pi * (1 - 1 / 6) / 3)) / 2  # the last of 6 batches of epoch 1
+        assert rate == pytest.approx(second[f'{part}_lr'] * steps)
+
+    train({**again, 'encoder_lr': 5e-4, 'epochs': 4, 'cosine': False})
+    rates = [group['lr'] for part in ('encoder', 'decoder') for group in read_checkpoint(again['checkpoint'])[
+        'optimizers'][part]['param_groups']]
+    assert rates == pytest.approx([5e-4, 2e-3])
 
 
 def test_a_start_that_there_is_not(tiny_cfg):
