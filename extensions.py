@@ -176,10 +176,12 @@ class DecoderWithSpatialAttention(nn.Module):
     def all_states(self, x, decode_lengths):
         """One LSTM call over all words: h (batch_size, steps, decoder_dim), from zero states."""
         cell = self.decode_step
-        packed = pack_padded_sequence(x, decode_lengths, batch_first=True)
-        zero = x.new_zeros(1, len(x), cell.hidden_size)
+        packed = pack_padded_sequence(x.to(cell.weight_hh.dtype), decode_lengths, batch_first=True)
+        zero = packed.data.new_zeros(1, len(x), cell.hidden_size)
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-        h, *_ = torch.lstm(packed.data, packed.batch_sizes, (zero, zero), weights, True, 1, 0.0, self.training, False)
+        with torch.autocast(x.device.type, enabled=False):  # a GPU would take float16, which has too small a range
+            h, *_ = torch.lstm(packed.data, packed.batch_sizes, (zero, zero), weights, True, 1, 0.0, self.training,
+                               False)
         return pad_packed_sequence(packed._replace(data=h), batch_first=True)[0]
 
     def all_tanh_m(self, x, h_before, h):
@@ -260,7 +262,7 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
 
     def all_tanh_m(self, x, h_before, h):
         """tanh(m_t) of all steps. ``torch.lstm`` keeps m_t to itself, but h_t = o_t * tanh(m_t), and the output gate
-        o_t is one matrix product away.
+        o_t is one matrix product away. Where weights are so large that o_t is 0 to all digits, so is h_t, and this too.
 
         :return: (batch_size, steps, decoder_dim)
         """
@@ -560,7 +562,7 @@ class ScaledDotProductAttention(nn.Module):
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim, heads=1):
         super().__init__()
-        if not isinstance(heads, int) or heads < 1 or attention_dim % heads or encoder_dim % heads:
+        if type(heads) is not int or heads < 1 or attention_dim % heads or encoder_dim % heads:
             raise ValueError(f'heads is {heads!r}; it must be a whole number that divides attention_dim '
                              f'({attention_dim}) and the channels of the grid ({encoder_dim})')
         self.heads = heads

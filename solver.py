@@ -220,7 +220,7 @@ def train(cfg, encoder=None):
     progress = dict(epoch=0, best_score=-1.0, epochs_since_improvement=0)
     if cfg['start_from']:
         progress['began'] = start_from(model, cfg['start_from'])  # to hold this training's best epoch against
-    elif cfg['word_vectors']:
+    elif cfg['word_vectors'] and not cfg['checkpoint']:  # which has them
         found = word_vectors.load(model.decoder.embedding, cfg['word_vectors'], word_map)
         words = len(word_map.keys() - SPECIAL_TOKENS)
         processes.say(f"{cfg['word_vectors']} has {found} of the {words} words; the other {words - found} start at "
@@ -688,6 +688,10 @@ def resume(model, optimizers, path):
     if cfg['decoder_options'] != before['decoder_options']:
         raise ValueError(f"{path} was trained with decoder_options={before['decoder_options']!r}, and the settings say "
                          f"{cfg['decoder_options']!r}: set them as they were")
+    if cfg['tune_word_vectors'] != before['tune_word_vectors']:
+        raise ValueError(f"{path} was trained with tune_word_vectors={before['tune_word_vectors']!r}, and the settings "
+                         f"say {cfg['tune_word_vectors']!r}: set it as it was, or begin a second training by "
+                         'start_from')
     check_vocabulary(model, state, path)
     restore_model(model, state, path)
     for name, optimizer in optimizers.items():

@@ -1,6 +1,7 @@
 """Trained word vectors from text files, as GloVe, word2vec and fastText offer them: a word and its numbers per line."""
 
 import os
+from pathlib import Path
 
 import torch
 
@@ -46,9 +47,14 @@ def lines(path, size):
     :raises ValueError: as above
     """
     try:
+        with Path(path).open('rb') as file:
+            if b'\0' in (beginning := file.read(4096)) or beginning.startswith((b'\x1f\x8b', b'PK', b'BZh')):
+                raise ValueError(f'{path} is packed or binary: unpack it, or save the vectors as text in UTF-8, a word '
+                                 'and its numbers per line')
         file = open(path, encoding='utf-8-sig', errors='replace', newline='\n')
     except OSError as error:
         raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
+    strange = 0
     with file, processes.progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
@@ -58,11 +64,25 @@ def lines(path, size):
             values = [value for value in values if value]
             if not word and not values or number == 1 and len(values) == 1:
                 continue
-            if len(values) < size or number <= 2 and len(values) > size:
+            strange += '\ufffd' in word
+            if number <= 2 and len(values) != size and values and all(map(is_number, values)):
                 raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, but embed_dim is '
                                  f'{size}: set embed_dim to the length of these vectors')
+            if len(values) < size:
+                raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, and {size} must: the '
+                                 'file is cut off there, or has no word and its numbers, with blanks between, per line')
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
+    if strange:
+        processes.say(f'{path}: {strange} words are not in UTF-8, and are not found: save it in UTF-8.')
+
+
+def is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def vector(word, numbers, place):

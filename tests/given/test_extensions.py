@@ -233,7 +233,8 @@ def test_a_step_of_knowing_when_to_look(kind, todo, slips):
         return paper_step(decoder, picture, 5, h, m, slip)
 
     expected, where = paper(), f'TODO {todo}, {type(decoder).__name__}'
-    same(new_h, expected[2], f'{where}.one_step: h', 'decoder_dim', 'the LSTM reads [w_t; v_g], from (h, m)',
+    same(new_h, expected[2], f'{where}.one_step: h', 'decoder_dim',
+         'the LSTM reads [w_t; v_g], from (h, m); one_step returns predictions, alpha, h, m, in this order',
          {SLIPS['x the other way round']: paper('x the other way round')[2]}, 1e-12)
     same(new_m, expected[3], f'{where}.one_step: m', 'decoder_dim', 'first h, then m')
     same(alpha, expected[1], f'{where}.attend: alpha', 'num_pixels',
@@ -247,14 +248,58 @@ def test_a_step_of_knowing_when_to_look(kind, todo, slips):
          {sentence: paper(slip)[0] for slip, sentence in slips.items()}, 1e-12)
 
 
-@pytest.mark.parametrize(('kind', 'where'), [
-    ('spatial', 'TODO 6, DecoderWithSpatialAttention.one_step'), ('captionnet', 'TODO 10, CaptionNet.word_scores')])
-def test_dropout_before_the_vocabulary_layer(kind, where):
-    """With all entries dropped, the bias is what remains."""
-    decoder = make(kind, dropout=1.0).train()
-    scores, *_ = decoder.step(torch.tensor([5]), *decoder.start(pictures()[1:2]))
-    same(scores[0], decoder.fc.bias, f'{where}, in training with dropout=1: the scores', 'vocab_size',
-         'the dropout is missing, or is not the last thing before fc')
+WHERE = {'spatial': 'TODO 6, DecoderWithSpatialAttention', 'adaptive': 'TODO 7, DecoderWithAdaptiveAttention',
+         'bahdanau': 'TODO 9, DecoderWithBahdanauAttention', 'captionnet': 'TODO 10, CaptionNet',
+         'two_heads': 'TODO 10, CaptionNet', **dict.fromkeys(('rnn', 'gru', 'lstm'), 'TODO 8, DecoderWithCell')}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_dropout_is_before_the_vocabulary_layer_and_nowhere_else(kind):
+    """With all entries dropped, the bias is what remains of the scores; state and alphas are as without."""
+    decoder = make(kind, dropout=1.0)
+    start = decoder.start(pictures()[1:2])
+    _, state, *alpha = decoder.step(torch.tensor([5]), *start)
+    _, *alphas = run(decoder)
+    decoder.train()
+    for module in decoder.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.eval()
+    scores, dropped_state, *dropped_alpha = decoder.step(torch.tensor([5]), *start)
+    cause = 'the dropout is missing, or is not the last thing before fc'
+    same(scores[0], decoder.fc.bias, f'{WHERE[kind]}, a step with dropout=1: scores', 'vocab_size', cause)
+    predictions, *dropped_alphas = run(decoder)
+    for i, length in enumerate(LENGTHS):
+        same(predictions[i, :length - 1], decoder.fc.bias.expand(length - 1, -1),
+             f'{WHERE[kind]}.forward with dropout=1: predictions', 'steps, vocab_size', cause)
+    for one, other in zip([*dropped_state, *dropped_alpha, *dropped_alphas], [*state, *alpha, *alphas], strict=True):
+        if one is not None:
+            same(one, other, f'{WHERE[kind]} with dropout=1: state and alphas', '', 'there is dropout in another place')
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_gradients_are_those_of_finite_differences(kind):
+    """Of the picture and of each parameter, along a direction: nothing on the way is detached."""
+    decoder, encoder_out = make(kind), pictures()
+    values = dict(decoder.named_parameters()) | {'the picture': encoder_out.requires_grad_()}
+
+    def total(part):
+        return sum(found.sin().sum() for found in run(decoder, encoder_out)[part])
+
+    for part, name in ((slice(0, 1), 'scores'), (slice(1, None), 'alphas')):
+        if part.start and kind not in ATTENDING:
+            continue
+        gradients = torch.autograd.grad(total(part), list(values.values()), allow_unused=True)
+        for (of, value), gradient in zip(values.items(), gradients, strict=True):
+            direction = torch.linspace(1, 9, value.numel(), dtype=torch.float64).sin().view(value.shape)
+            with torch.no_grad():
+                found = []
+                for step in (1e-5, -2e-5):
+                    value += step * direction
+                    found.append(total(part))
+                value += 1e-5 * direction
+            same((gradient * direction).sum() if gradient is not None else 0.0, (found[0] - found[1]) / 2e-5,
+                 f'{WHERE[kind]}: gradient of the {name} by {of}, along a direction', '',
+                 'something is detached on the way (detach, data, item, no_grad)', tolerance=1e-6)
 
 
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
@@ -575,8 +620,9 @@ def test_heads_look_at_parts_of_their_own():
 
 
 def test_heads_that_do_not_fit():
-    with pytest.raises(ValueError, match='heads is 3; it must be a whole number that divides attention_dim'):
-        ScaledDotProductAttention(ENCODER, STATE, ATTENTION, heads=3)
+    for heads, attention in *((heads, ATTENTION) for heads in (3, 4, 0, -1, True)), (5, 6):
+        with pytest.raises(ValueError, match=f'heads is {heads}; it must be a whole number that divides attention_dim'):
+            ScaledDotProductAttention(ENCODER, STATE, attention, heads=heads)
 
 
 def test_captionnet_takes_features_with_the_channels_first():
@@ -585,6 +631,8 @@ def test_captionnet_takes_features_with_the_channels_first():
     assert vgg.shape == (len(LENGTHS), ENCODER, PIXELS)
     for one, flat, other in zip(run(decoder, vgg), run(decoder, vgg.transpose(1, 2)), run(decoder), strict=True):
         assert torch.equal(one, other) and torch.equal(flat, other)
+    square = torch.linspace(0, 40, ENCODER ** 2, dtype=torch.float64).cos().view(1, ENCODER, ENCODER)
+    assert torch.equal(decoder.cells(square), square)  # as many cells as channels: these come last
     for strange in (vgg[:, 1:], vgg.unsqueeze(1)):
         with pytest.raises(ValueError, match=f'neither the last nor, of three, the second number is .* {ENCODER}'):
             decoder.start(strange)
@@ -665,6 +713,14 @@ def test_the_lstm_cell_is_the_plain_decoder():
     predictions, _, lengths, sort_ind = other(pictures(), captions(), torch.tensor(LENGTHS).unsqueeze(1))
     predictions = predictions[sort_ind.argsort()] if torch.is_tensor(predictions) else predictions
     assert (run(one)[0] - predictions).abs().max() < 1e-12
+
+
+def test_the_cell_without_options_and_its_batch_norm():
+    decoder = DecoderWithCell(**SIZES).double().train()
+    assert isinstance(decoder.decode_step, torch.nn.GRUCell)
+    before = decoder.bn.running_mean.clone()
+    run(decoder)
+    assert not torch.equal(decoder.bn.running_mean, before)
 
 
 def test_an_unknown_cell():
@@ -762,6 +818,27 @@ def test_dropout_is_off_in_eval_and_on_in_training(kind):
 
 
 @pytest.mark.parametrize('kind', KINDS)
+@torch.no_grad()
+def test_scores_of_beams_are_those_of_their_words(kind):
+    """Each beam keeps its own state, as one tensor or two."""
+    decoder, end = make(kind), WORDS - 1
+    for layer in (decoder.embedding, decoder.decode_step, decoder.fc):  # so that beams overtake one another
+        for weight in layer.parameters():
+            weight *= 2
+    decoder.fc.bias[end] -= 3  # or some say nothing
+    word_map = {'<pad>': 0, **{f'word{i}': i for i in range(1, end - 2)}, '<unk>': end - 2, '<start>': end - 1,
+                '<end>': end}
+    for picture, found in enumerate(beam_search(decoder, pictures(), word_map, 4, 6)):
+        state, memory = decoder.start(pictures()[picture:picture + 1])
+        said, total = [*found.words, *[end] * found.finished], 0.0
+        for word, then in zip([word_map['<start>'], *said], said, strict=False):
+            scores, state, _ = decoder.step(torch.tensor([word]), state, memory)
+            total += scores.log_softmax(dim=1)[0, then].item()
+        assert found.score == pytest.approx(total, abs=1e-4)
+        assert len(found.words) > 1
+
+
+@pytest.mark.parametrize('kind', KINDS)
 def test_five_captions_are_learned_by_heart(kind):
     torch.manual_seed(0)
     cls, options = KINDS[kind]
@@ -831,6 +908,19 @@ def test_a_killed_training_goes_on_the_same(tiny_cfg):
     latest = f"{parts['output_folder']}/checkpoint_{parts['data_name']}_DecoderWithBahdanauAttention.pth.tar"
     resumed = train({**parts, 'checkpoint': latest})
     assert [{**epoch, 'seconds': 0} for epoch in resumed] == [{**epoch, 'seconds': 0} for epoch in straight]
+
+
+def test_the_resnet_encoder_is_torchvisions_resnet_50(tmp_path):
+    original = torchvision.models.resnet50(weights=None)
+    with torch.no_grad():
+        original.layer4[2].conv3.weight.fill_(0.25)
+    torch.save(original.state_dict(), tmp_path / 'resnet50.pth')
+    encoder = ResNetEncoder(weights=str(tmp_path / 'resnet50.pth')).eval()
+    layers = {name: tuple(value.shape) for name, value in original.named_parameters() if not name.startswith('fc.')}
+    assert sorted(layers.values()) == sorted(tuple(value.shape) for value in encoder.parameters())
+    assert (list(encoder.parameters())[-3] == 0.25).all()
+    with torch.no_grad():
+        assert encoder(torch.zeros(1, 3, 96, 160, dtype=torch.uint8)).shape == (1, 3, 5, 2048)  # native, whatever size
 
 
 def test_encoder_for_the_bahdanau_decoder_is_the_labs():

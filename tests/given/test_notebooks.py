@@ -89,7 +89,16 @@ def test_a_decoder_with_a_sentinel(folder):
     printed, pictures = run(folder, 'caption.ipynb', run_folder='runs/adaptive', decoders=[name], pictures=[1])
     assert pictures == 1
     figures = {path.name for path in (folder / 'runs/adaptive/figures').iterdir()}
-    assert {f'attention_test1_{name}.png', f'looks_{name}.png'} <= figures
+    assert {f'attention_test1_{name}.png', f'looks_{name}.png', f'history_{name}.png'} <= figures
+
+
+def test_another_decoder_is_drawn_under_its_own_name(folder):
+    cfg = {**training_cfg(False), 'decoder': 'extensions.DecoderWithCell', 'output_folder': 'runs/cell'}
+    run(folder, 'train_rnn.ipynb', pictures=PICTURES, cfg=cfg, check=False)
+    assert {path.name for path in (folder / 'runs/cell/figures').iterdir()} == {'history_DecoderWithCell.png'}
+    cell, = (cell for cell in json.loads((folder / 'train_rnn.ipynb').read_text())['cells']
+             if 'plot_history(' in ''.join(cell['source']))
+    assert 'plot_history({decoder_name(cfg): history})' in ''.join(cell['source'])
 
 
 def test_compare(folder):

@@ -1,5 +1,6 @@
 """Word vectors from text files."""
 
+import gzip
 import tracemalloc
 
 import pytest
@@ -94,11 +95,66 @@ def test_special_tokens_are_taken_but_not_counted(tiny_cfg, vectors):
     assert (embedding.weight[word_map['<unk>']] == 5).all()
 
 
+@pytest.mark.parametrize('ends', ['\r\n', '  \n'])
+def test_ends_of_lines_double_blanks_and_words_with_blanks(tmp_path, ends):
+    path = tmp_path / 'vectors.txt'
+    lines = ['New York 1 2 3', 'red 4  5 6', '. . . 7 8 9', '', '10 7 7 7', 'star 1 0 1', '']
+    path.write_text(ends.join(lines), newline='')
+    embedding = nn.Embedding(5, 3)
+    assert word_vectors.load(embedding, path, {'New York': 0, 'red': 1, '. . .': 2, '10': 3, 'star': 4}) == 5
+    assert embedding.weight.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9], [7, 7, 7], [1, 0, 1]]
+
+
+def test_a_line_like_a_header_further_down(tmp_path):
+    path = tmp_path / 'vectors.txt'
+    path.write_text('red 1\nstar 2\n10 3\n')  # the first line is one
+    embedding = nn.Embedding(2, 1)
+    assert word_vectors.load(embedding, path, {'star': 0, '10': 1}) == 2 and embedding.weight.tolist() == [[2], [3]]
+
+
+def test_words_that_are_not_in_utf_8(tmp_path, capsys):
+    path = tmp_path / 'vectors.txt'
+    path.write_bytes('caf\u00e9 1 2\nred 3 4\n'.encode('latin-1'))
+    embedding = nn.Embedding(2, 2)
+    assert word_vectors.load(embedding, path, {'caf\u00e9': 0, 'red': 1}) == 1
+    assert embedding.weight[1].tolist() == [3, 4]
+    assert 'vectors.txt: 1 words are not in UTF-8, and are not found' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('content', [
+    gzip.compress(b'red 1 2 3\n'), b'PK\x03\x04red 1 2 3', b'2 3\nred \x00\x00\x80?\x00\x00\x00@',
+    'red 1 2 3\n'.encode('utf-16')])
+def test_packed_and_binary_files(tmp_path, content):
+    path = tmp_path / 'vectors'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='vectors is packed or binary: unpack it, or save the vectors as text'):
+        word_vectors.load(nn.Embedding(2, 3), path, {'red': 1})
+
+
+def test_later_trainings_do_not_read_them_again(tiny_cfg, vectors, tmp_path):
+    """Frozen ones stay so, and are those of the checkpoint."""
+    cfg = {**tiny_cfg, 'word_vectors': str(vectors), 'tune_word_vectors': False, 'epochs': 1}
+    train(cfg)
+    latest, best = map(str, checkpoint_paths({**DEFAULTS, **cfg}))
+    vectors.write_text('red' + ' 8' * 12 + '\n')
+    second = {**cfg, 'start_from': best, 'output_folder': str(tmp_path / 'second')}
+    train(second)
+    vectors.unlink()
+    train({**cfg, 'epochs': 2, 'checkpoint': latest})
+    for path in (latest, checkpoint_paths({**DEFAULTS, **second})[0]):
+        model = load_model(path, 'cpu')
+        assert (model.decoder.embedding.weight[model.word_map['red']] == 1).all(), path
+    with pytest.raises(ValueError, match='was trained with tune_word_vectors=False, and the settings say True: set it'):
+        train({**cfg, 'tune_word_vectors': True, 'epochs': 3, 'checkpoint': latest})
+
+
 @pytest.mark.parametrize(('text', 'message'), [
     ('red 1 2 3\n', r'line 1: 3 numbers follow the word, but embed_dim is 12'),
     ('red' + ' 1' * 12 + '\nstar 1 2\n', r'line 2: 2 numbers follow'),
     ('red' + ' 1' * 11 + ' x\n', r"line 1: what follows 'red' is not 12 numbers"),
     ('red' + ' 1' * 11 + ' nan\n', r"line 1: what follows 'red' is not 12 numbers"),
+    *[('red' + ' 1' * 12 + '\n\n' + line + '\n', f'line 3: {n} numbers follow the word, and 12 must: the file is cut')
+      for line, n in (('star 1 2', 2), ('star,1,2,3', 0))],
     ('', 'vectors.txt has none of the words of the vocabulary'),
     ('unheard' + ' 1' * 12 + '\n', 'vectors.txt has none of the words of the vocabulary'),
     ('the' + ' 1' * 300 + '\n', r'line 1: 300 numbers follow the word, but embed_dim is 12: set embed_dim')])
