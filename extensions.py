@@ -179,7 +179,7 @@ class DecoderWithSpatialAttention(nn.Module):
         packed = pack_padded_sequence(x.to(cell.weight_hh.dtype), decode_lengths, batch_first=True)
         zero = packed.data.new_zeros(1, len(x), cell.hidden_size)
         weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-        with torch.autocast(x.device.type, enabled=False):  # a GPU would take float16, which has too small a range
+        with torch.autocast('cuda', enabled=False):  # it would take float16 there, which has too small a range
             h, *_ = torch.lstm(packed.data, packed.batch_sizes, (zero, zero), weights, True, 1, 0.0, self.training,
                                False)
         return pad_packed_sequence(packed._replace(data=h), batch_first=True)[0]
