@@ -80,7 +80,8 @@ def find_decoder(cfg):
     wrong = f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder'"
     # only a file of this folder, since a checkpoint may come from anyone
     if not (module.isidentifier() and Path(__file__).with_name(f'{module}.py').exists()):
-        raise ValueError(f'{wrong}, and there is no file {module or "my_decoder"}.py beside models.py')
+        whole = f', or {"extensions." + name!r}' * (not module and Path(__file__).with_name('extensions.py').exists())
+        raise ValueError(f'{wrong}{whole}, and there is no file {module or "my_decoder"}.py beside models.py')
     decoder = getattr(importlib.import_module(module), name, None)
     if not inspect.isclass(decoder):
         raise ValueError(f'{wrong}, and {module}.py has no class {name}')

@@ -220,7 +220,10 @@ def train(cfg, encoder=None):
     progress = dict(epoch=0, best_score=-1.0, epochs_since_improvement=0)
     if cfg['start_from']:
         progress['began'] = start_from(model, cfg['start_from'])  # to hold this training's best epoch against
-    elif cfg['word_vectors'] and not cfg['checkpoint']:  # which has them
+    elif cfg['fine_tune_encoder'] and not cfg['checkpoint']:
+        processes.say('The encoder is trained beside a decoder that knows nothing yet: better train with it frozen '
+                      'first, and go on from the best checkpoint (start_from).')
+    if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
         found = word_vectors.load(model.decoder.embedding, cfg['word_vectors'], word_map)
         words = len(word_map.keys() - SPECIAL_TOKENS)
         processes.say(f"{cfg['word_vectors']} has {found} of the {words} words; the other {words - found} start at "
@@ -676,8 +679,8 @@ def resume(model, optimizers, path):
 
     The learning rates of the settings hold where they are not those of the checkpoint.
 
-    :return: its progress: dict of ``epoch``, ``best_score``, ``epochs_since_improvement``; of a second training also
-        ``began``, the last epoch of the first
+    :return: its progress: dict of ``epoch``, ``best_score``, ``epochs_since_improvement``, :func:`made_of`; of a second
+        training also ``began``, the last epoch of the first
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state = read_checkpoint(path)

@@ -877,6 +877,11 @@ def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
         assert shape == (caption['alphas'].shape if caption['alphas'] is not None else None)
 
 
+def test_a_decoder_without_its_file(tiny_cfg):
+    with pytest.raises(ValueError, match="like 'my_decoder.MyDecoder', or 'extensions.CaptionNet', and there is no file"):
+        train({**tiny_cfg, 'decoder': 'CaptionNet'})
+
+
 def test_options_that_a_decoder_does_not_have(tiny_cfg):
     with pytest.raises(ValueError, match="decoder_options has 'head', but CaptionNet takes 'heads' there"):
         train({**tiny_cfg, 'decoder': 'extensions.CaptionNet', 'decoder_options': dict(head=2)})

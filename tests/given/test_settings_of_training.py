@@ -134,7 +134,8 @@ def test_fine_tuning_starts_from_a_frozen_checkpoint(tiny_cfg, attention, capsys
         patch.setattr(solver, 'validate', validate)
         history = train(second)
     scores = f'greedy BLEU-4 {ended["val_greedy_bleu4"]:.3f}, CIDEr {ended["val_greedy_cider"]:.3f} on validation'
-    assert scores in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert scores in said and 'a decoder that knows nothing yet' not in said
     assert len(history) == 1 and history[0]['epoch'] == 1  # a training of its own
     assert history[0]['train_loss'] < frozen[0]['train_loss'] * 0.98  # that starts where the other ended
     first, then = load_model(best(cfg), 'cpu'), load_model(best(second), 'cpu')
@@ -177,6 +178,11 @@ def test_fine_tuning_that_was_stopped_goes_on_the_same(tiny_cfg, tmp_path, monke
     rates = [group['lr'] for part in ('encoder', 'decoder') for group in read_checkpoint(again['checkpoint'])[
         'optimizers'][part]['param_groups']]
     assert rates == pytest.approx([5e-4, 2e-3])
+
+
+def test_fine_tuning_from_the_first_epoch_on(tiny_cfg, capsys):
+    train({**tiny_cfg, 'fine_tune_encoder': True, 'epochs': 1})
+    assert 'better train with it frozen first, and go on from the best checkpoint' in capsys.readouterr().out
 
 
 def test_a_start_that_there_is_not(tiny_cfg):
