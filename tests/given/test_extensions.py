@@ -878,7 +878,7 @@ def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
 
 
 def test_a_decoder_without_its_file(tiny_cfg):
-    with pytest.raises(ValueError, match="like 'my_decoder.MyDecoder', or 'extensions.CaptionNet', and there is no file"):
+    with pytest.raises(ValueError, match="like 'my_decoder.MyDecoder', or 'extensions.CaptionNet', and there is no"):
         train({**tiny_cfg, 'decoder': 'CaptionNet'})
 
 
