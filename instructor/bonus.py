@@ -8,12 +8,17 @@ check what comes back.
 """
 
 import argparse
+import json
+import sys
 from pathlib import Path
 
 from instructor.assemble import ROOT, wanted_files, without_outputs
 from instructor.cut import student_source
 from instructor.handout import BONUS, FOR_THE_BONUS, pack
 from utils import atomic_path
+
+sys.path.insert(0, str(ROOT / 'tests' / 'given'))
+import papers  # noqa: E402
 
 TASKS = {  # number (the lab's own are 1 to 5) -> what, paper, file, and which checks are its own: pytest -k '...'
     6: ('spatial attention', 'Lu et al. 2017, sec. 2.2', 'extensions.py', 'spatial and not adaptive'),
@@ -27,8 +32,8 @@ TASKS = {  # number (the lab's own are 1 to 5) -> what, paper, file, and which c
     12: ('self-critical training: baseline, advantage, loss', 'Rennie et al. 2017', 'self_critical.py', 'surrogate'),
     13: ('ensembles', '', 'ensembles.py', 'test_ensembles'),
     14: ('trained word vectors', '', 'word_vectors.py', 'test_word_vectors')}
-TESTS = ('conftest.py', 'verdicts.py', 'test_extensions.py', 'test_self_critical.py', 'test_ensembles.py',
-         'test_word_vectors.py')
+TESTS = ('conftest.py', 'verdicts.py', 'small.py', 'test_extensions.py', 'test_self_critical.py', 'test_ensembles.py',
+         'test_word_vectors.py')  # and what papers.py gives
 
 
 def task(todos=None):
@@ -61,6 +66,7 @@ def files(todos=None):
     return {
         'BONUS.md': task(todos).encode(),
         **pages,
+        'tests/bonus/expected.json': json.dumps(papers.numbers()).encode(),
         **{f'tests/bonus/{name}': (ROOT / 'tests' / 'given' / name).read_bytes() for name in TESTS},
         **sources}
 

@@ -1,6 +1,7 @@
 """The bonus task: every TODO of extensions.py open, each reported as such, and the reference does them all."""
 
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -9,10 +10,11 @@ import zipfile
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from instructor import handout
 from instructor.assemble import ROOT
-from instructor.bonus import TASKS, files, task
+from instructor.bonus import TASKS, files, papers, task
 from instructor.cut import BEGIN, END
 
 SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in handout.BONUS}
@@ -53,6 +55,22 @@ def test_no_line_of_the_solution_is_in_it(folder):
             assert {line for line in lines & handed_out if not re.match(r'self\.\w+ = nn\.', line)} == set()
             assert not source or source.count('raise NotImplementedError(') == len(titles)
     assert sorted(set(found)) == list(TASKS)
+
+
+def test_its_checks_hold_numbers_not_equations(folder):
+    equations = {line.strip() for line in (ROOT / 'tests' / 'given' / 'papers.py').read_text().splitlines()
+                 if re.search(r'softmax|sigmoid|tanh|relu|linear\(', line)}
+    assert len(equations) > 40
+    for path in sorted((folder / 'tests' / 'bonus').glob('*.py')):
+        assert not equations & {line.strip() for line in path.read_text().splitlines()}, path
+    found = json.loads((folder / 'tests' / 'bonus' / 'expected.json').read_text())
+    assert found == papers.numbers()
+    with torch.no_grad():
+        alpha = papers.knowing_when_to_look('adaptive')['alpha'].right
+    assert found['knowing_when_to_look adaptive']['alpha'][0] == pytest.approx(alpha.tolist(), abs=1e-13)
+    used = set(re.findall(r"by_hand\('(\w+)'", ''.join(
+        path.read_text() for path in (folder / 'tests' / 'bonus').glob('test_*.py'))))
+    assert used == {name.split()[0] for name in found}
 
 
 def test_open_todos_are_not_done_yet(folder):

@@ -2,13 +2,29 @@
 
 import copy
 import functools
-import math
 
 import pytest
 import torch
 import torchvision
+from small import (
+    ATTENTION,
+    EMBED,
+    ENCODER,
+    KINDS,
+    LENGTHS,
+    PIXELS,
+    READ,
+    SIZES,
+    STATE,
+    WORDS,
+    captions,
+    make,
+    pictures,
+    some_attention,
+    states,
+)
 from torch.nn.utils.rnn import pad_packed_sequence
-from verdicts import same
+from verdicts import by_hand, same
 
 import extensions
 from batches import Batches
@@ -18,11 +34,9 @@ from datasets import CaptionDataset
 from evaluate import caption_split
 from extensions import (
     BahdanauAttention,
-    CaptionNet,
     DecoderWithAdaptiveAttention,
     DecoderWithBahdanauAttention,
     DecoderWithCell,
-    DecoderWithSpatialAttention,
     EncoderDecoder,
     ResNetEncoder,
     ScaledDotProductAttention,
@@ -30,41 +44,7 @@ from extensions import (
 from models import DecoderWithRNN, Encoder
 from solver import DEFAULTS, caption_loss, check_settings, train
 
-# every size is another, so that no two can be mixed up
-PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13
-SIZES = dict(embed_dim=EMBED, decoder_dim=STATE, vocab_size=WORDS, encoder_dim=ENCODER)
-LENGTHS = [5, 11, 2, 7, 9]
-KINDS = {
-    'spatial': (DecoderWithSpatialAttention, dict(attention_dim=ATTENTION)),
-    'adaptive': (DecoderWithAdaptiveAttention, dict(attention_dim=ATTENTION)),
-    'bahdanau': (DecoderWithBahdanauAttention, dict(attention_dim=ATTENTION)),
-    'captionnet': (CaptionNet, dict(attention_dim=ATTENTION)),
-    'two_heads': (CaptionNet, dict(attention_dim=ATTENTION, heads=2)),
-    'rnn': (DecoderWithCell, dict(cell='RNN')),
-    'gru': (DecoderWithCell, dict(cell='GRU')),
-    'lstm': (DecoderWithCell, dict(cell='LSTM')),
-}
 ATTENDING = [name for name, (_, options) in KINDS.items() if 'attention_dim' in options]
-
-
-def make(kind, **options):
-    cls, own = KINDS[kind]
-    decoder = cls(**SIZES, **{**own, **options}).double().eval()
-    with torch.no_grad():
-        for k, parameter in enumerate(decoder.parameters()):
-            values = torch.linspace(0, 1, parameter.numel(), dtype=torch.float64)
-            parameter.copy_((17 * values + k).sin().mul(0.6).view(parameter.shape))
-    return decoder
-
-
-def pictures():
-    n = len(LENGTHS)
-    return torch.linspace(0, 40, n * PIXELS * ENCODER, dtype=torch.float64).cos().view(n, 2, 3, ENCODER)
-
-
-def captions():
-    tokens = torch.arange(len(LENGTHS) * max(LENGTHS)).view(len(LENGTHS), -1) * 5 % (WORDS - 1) + 1
-    return tokens.masked_fill(torch.arange(max(LENGTHS)) >= torch.tensor(LENGTHS).unsqueeze(1), 0)
 
 
 def run(decoder, encoder_out=None, tokens=None):
@@ -78,86 +58,7 @@ def run(decoder, encoder_out=None, tokens=None):
     return [values[back] for values in (pad_packed_sequence(predictions, batch_first=True)[0], *alphas)]
 
 
-# --- The equations, written out cell by cell ---
-
-
-def linear(layer, x):
-    return layer.weight @ x + (0 if layer.bias is None else layer.bias)
-
-
-def linear_rows(layer, rows):
-    return torch.stack([linear(layer, row) for row in rows])
-
-
-def paper_step(decoder, picture, word, h, m, slip=None):
-    """Lu et al. 2017, eqs. 4 to 13 for one caption: scores, alpha, new h, new m.
-
-    :param slip: a known error of other ports; None: none
-    """
-    pixels = picture.flatten(0, 1)
-    V = [linear(decoder.W_a, a) for a in pixels]
-    V = V if slip == 'no ReLU on V' else [torch.relu(v) for v in V]
-    v_g = torch.relu(linear(decoder.W_b, pixels.mean(0)))
-    word = decoder.embedding.weight[word]
-    x = torch.cat([v_g, word] if slip == 'x the other way round' else [word, v_g])
-    (new_h,), (new_m,) = decoder.decode_step(x.unsqueeze(0), (h.unsqueeze(0), m.unsqueeze(0)))
-    looks = h if slip == 'the old h looks' else new_h
-
-    def score(projection, v):
-        return linear(decoder.w_h, torch.tanh(linear(projection, v) + linear(decoder.W_g, looks)))[0]
-
-    z = torch.stack([score(decoder.W_v, v) for v in V])
-    alpha = z.softmax(dim=0)
-    context = sum(a * v for a, v in zip(alpha, V, strict=True))
-    if isinstance(decoder, DecoderWithAdaptiveAttention):
-        of_gate = new_h if slip == 'the gate from the new h' else h
-        g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, of_gate))
-        s = g * {'s from the old cell state': m.tanh(), 's without tanh': new_m,
-                 's with tanh twice': new_m.tanh().tanh()}.get(slip, new_m.tanh())
-        z_s = score(decoder.W_v if slip == 'W_v for the sentinel' else decoder.W_s, s)
-        if slip == 'the sentinel first':
-            alpha_hat = torch.cat([z_s.unsqueeze(0), z]).softmax(dim=0)
-            weights, beta = alpha_hat[:-1], alpha_hat[-1]
-            context = beta * s + sum(a * v for a, v in zip(weights, V, strict=True)) + new_h
-            return linear(decoder.fc, context), weights, new_h, new_m
-        alpha_hat = torch.cat([z, z_s.unsqueeze(0)]).softmax(dim=0)
-        beta = {'beta from a sigmoid of its own': torch.sigmoid(z_s),
-                'beta from a second softmax': torch.cat([alpha, z_s.unsqueeze(0)]).softmax(dim=0)[-1],
-                'beta from alpha': alpha[-1]}.get(slip, alpha_hat[-1])
-        seen = context
-        context = beta * s + (1 - beta) * seen   # eq. 11
-        if slip == 'the context counted down twice':
-            context = beta * s + (1 - beta) ** 2 * seen
-        if slip == 'the context added twice':
-            context = context + seen
-        if slip != 'alphas that sum to 1':
-            alpha = (1 - beta) * alpha
-    scored = context if slip == 'h left out of the scores' else context + new_h
-    return linear(decoder.fc, scored), alpha, new_h, new_m
-
-
-SLIPS = {
-    'x the other way round': 'x is [w_t; v_g], the word first',
-    'no ReLU on V': 'v_i = ReLU(W_a a_i), the ReLU is missing',
-    'the old h looks': 'the new hidden state looks (eq. 6), not the old one',
-    'h left out of the scores': 'the scores are of c + h, h is missing (eq. 13)'}
-ADAPTIVE_SLIPS = {
-    **SLIPS,
-    's from the old cell state': 's_t comes from the new cell state m_t (eq. 10), not from the old one',
-    's without tanh': 's_t = g_t * tanh(m_t), the tanh is missing (eq. 10)',
-    's with tanh twice': 's_t = g_t * tanh(m_t): tanh_m is tanh(m_t) already (eq. 10), here tanh is taken twice',
-    'W_v for the sentinel': 'the sentinel\'s score has W_s (eq. 12), not W_v',
-    'the sentinel first': 'the pixels\' scores come first and the sentinel\'s last (eq. 12), not the other way round',
-    'the gate from the new h': 'the gate comes from the old hidden state h_{t-1} (eq. 9), not from the new one',
-    'beta from a sigmoid of its own': 'beta is the last entry of the softmax over pixels and sentinel (eq. 12), not a '
-                                      'sigmoid of its own',
-    'beta from a second softmax': 'beta is the last entry of the one softmax over all scores (eq. 12), not of a '
-                                  'second one over the weights and the sentinel\'s score',
-    'beta from alpha': 'beta is the last entry of alpha^ (eq. 12), over pixels and sentinel; alpha, as the paper '
-                       'prints it, has no entry for the sentinel',
-    'the context added twice': 'the context is in twice: c^ = beta s + (1 - beta) c is all of it (eq. 11)',
-    'the context counted down twice': 'the pixels\' weights of that softmax sum to 1 - beta already: (1 - beta) is in '
-                                      'twice'}
+# --- Knowing when to look ---
 
 
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
@@ -192,14 +93,10 @@ def test_how_spatial_attention_sees_the_picture():
         pytest.fail(f'{where}: expected V, W_v of V and v_g; here {len(found) if isinstance(found, tuple) else 1} of '
                     'them. Likely cause: W_v of V is left out.', pytrace=False)
     (V,), (keys,), (v_g,) = found
-    rows, mean = linear_rows(decoder.W_a, pixels), pixels.mean(0)
-    same(V, rows.relu(), f'{where}: V', 'num_pixels, decoder_dim', 'V = ReLU(W_a a_i)', {'the ReLU is missing': rows},
-         1e-12)
-    same(keys, linear_rows(decoder.W_v, V), f'{where}: W_v of V', 'num_pixels, attention_dim', 'W_v of V',
-         tolerance=1e-12)
-    same(v_g, linear(decoder.W_b, mean).relu(), f'{where}: v_g', 'embed_dim', 'v_g = ReLU(W_b mean(a))', {
-        'the ReLU is missing': linear(decoder.W_b, mean),
-        'the mean is taken after the ReLU': linear_rows(decoder.W_b, pixels).relu().mean(0)}, 1e-12)
+    right = by_hand('look')
+    same(V, right['V'], f'{where}: V', 'num_pixels, decoder_dim', 'V = ReLU(W_a a_i)')
+    same(keys, right['keys'], f'{where}: W_v of V', 'num_pixels, attention_dim', 'W_v of V')
+    same(v_g, right['v_g'], f'{where}: v_g', 'embed_dim', 'v_g = ReLU(W_b mean(a))')
 
 
 @torch.no_grad()
@@ -208,8 +105,8 @@ def test_what_spatial_attention_hands_to_attend():
     decoder, seen = make('spatial'), []
     original = decoder.attend
     decoder.attend = lambda *args: seen.append(args) or original(*args)
-    h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin().unsqueeze(0) for k in (2, 5))
-    _, (new_h, new_m), _ = decoder.step(torch.tensor([5]), (h, m), decoder.start(pictures()[1:2])[1])
+    h, m = (state.unsqueeze(0) for state in states())
+    _, (new_h, new_m), _ = decoder.step(torch.tensor([READ]), (h, m), decoder.start(pictures()[1:2])[1])
     _, _, looks, _, h_before, tanh_m = seen[0]
     where = 'TODO 6, DecoderWithSpatialAttention.one_step: of what attend gets,'
     same(looks, new_h, f'{where} h', 'batch_size, decoder_dim', 'the new hidden state', {'it is the old one': h}, 1e-12)
@@ -219,33 +116,22 @@ def test_what_spatial_attention_hands_to_attend():
         'tanh is missing': new_m, 'it is of the old cell state': m.tanh()}, 1e-12)
 
 
-@pytest.mark.parametrize(('kind', 'todo', 'slips'), [('spatial', 6, SLIPS), ('adaptive', 7, ADAPTIVE_SLIPS)])
+@pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
 @torch.no_grad()
-def test_a_step_of_knowing_when_to_look(kind, todo, slips):
-    """A step from a state that is not zero."""
-    decoder, picture = make(kind), pictures()[1]
-    h, m = (torch.linspace(-1, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5))
-    # beside another picture, from another state
+def test_a_step_of_knowing_when_to_look(kind, todo):
+    """A step from a state that is not zero, beside another picture, from another state."""
+    decoder, (h, m) = make(kind), states()
     (_, scores), ((_, new_h), (_, new_m)), (_, alpha) = decoder.step(
-        torch.tensor([2, 5]), (torch.stack([m, h]), torch.stack([h, m])), decoder.start(pictures()[:2])[1])
-
-    def paper(slip=None):
-        return paper_step(decoder, picture, 5, h, m, slip)
-
-    expected, where = paper(), f'TODO {todo}, {type(decoder).__name__}'
-    same(new_h, expected[2], f'{where}.one_step: h', 'decoder_dim',
-         'the LSTM reads [w_t; v_g], from (h, m); one_step returns predictions, alpha, h, m, in this order',
-         {SLIPS['x the other way round']: paper('x the other way round')[2]}, 1e-12)
-    same(new_m, expected[3], f'{where}.one_step: m', 'decoder_dim', 'first h, then m')
-    same(alpha, expected[1], f'{where}.attend: alpha', 'num_pixels',
+        torch.tensor([2, READ]), (torch.stack([m, h]), torch.stack([h, m])), decoder.start(pictures()[:2])[1])
+    right, where = by_hand('knowing_when_to_look', kind), f'TODO {todo}, {type(decoder).__name__}'
+    same(new_h, right['h'], f'{where}.one_step: h', 'decoder_dim',
+         'the LSTM reads [w_t; v_g], from (h, m); one_step returns predictions, alpha, h, m, in this order')
+    same(new_m, right['m'], f'{where}.one_step: m', 'decoder_dim', 'first h, then m')
+    same(alpha, right['alpha'], f'{where}.attend: alpha', 'num_pixels',
          'softmax of w_h tanh(W_v V + W_g h) over the pixels' if todo == 6 else
-         'softmax of w_h tanh(W_v V + W_g h) and w_h tanh(W_s s + W_g h) together, of which the pixels\' part is left',
-         {slips[slip]: paper(slip)[1] for slip in slips if slip not in (
-             'h left out of the scores', 'the context counted down twice', 'the context added twice')} | (
-             {'alpha sums to 1 - beta: return the pixels\' part of the softmax as it is':
-                 paper('alphas that sum to 1')[1]} if kind == 'adaptive' else {}), 1e-12)
-    same(scores, expected[0], f'{where}.one_step: predictions', 'vocab_size', 'fc(dropout(c + h)), without softmax',
-         {sentence: paper(slip)[0] for slip, sentence in slips.items()}, 1e-12)
+         'softmax of w_h tanh(W_v V + W_g h) and w_h tanh(W_s s + W_g h) together, of which the pixels\' part is left')
+    same(scores, right['scores'], f'{where}.one_step: predictions', 'vocab_size',
+         'fc(dropout(c + h)), without softmax')
 
 
 WHERE = {'spatial': 'TODO 6, DecoderWithSpatialAttention', 'adaptive': 'TODO 7, DecoderWithAdaptiveAttention',
@@ -377,55 +263,34 @@ def test_large_weights_of_the_adaptive_decoder_are_not_clipped(tiny_cfg):
     assert model.decoder.W_x.weight[0, 0].item() == pytest.approx(30, abs=1)
 
 
+@torch.no_grad()
 def test_bahdanau_attention_with_elu():
-    attention = make('bahdanau').attention
-    cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
-    context, alpha = attention(cells, h.expand(len(cells), -1))
-
-    def weights(activation):
-        added = torch.stack([linear(attention.U, a) + linear(attention.W, h) for a in cells[2]])
-        return torch.stack([linear(attention.v, activation(row))[0] for row in added]).softmax(dim=0)
-
-    right, where = weights(torch.nn.functional.elu), 'TODO 9, BahdanauAttention.forward'
+    attention, cells = make('bahdanau').attention, pictures().flatten(1, 2)
+    context, alpha = attention(cells, states()[0].expand(len(cells), -1))
+    right, where = by_hand('additive_attention'), 'TODO 9, BahdanauAttention.forward'
     assert isinstance(attention, BahdanauAttention)
-    same(alpha[2], right, f'{where}: alpha', 'num_pixels', 'softmax over the pixels of v(ELU(W(h) + U(a_i)))', {
-        'tanh in place of ELU': weights(torch.tanh),
-        'ReLU in place of ELU': weights(torch.relu),
-        'the activation is missing': weights(lambda x: x),
-        'the softmax is over another dimension than the pixels': torch.ones(PIXELS)}, 1e-12)
-    same(context[2], right @ cells[2], f'{where}: context', 'encoder_dim', 'the sum over the pixels of alpha_i a_i',
-         {'the mean over the pixels in place of the sum': right @ cells[2] / PIXELS}, 1e-12)
+    same(alpha[2], right['alpha'], f'{where}: alpha', 'num_pixels',
+         'softmax over the pixels of v(ELU(W(h) + U(a_i)))')
+    same(context[2], right['context'], f'{where}: context', 'encoder_dim', 'the sum over the pixels of alpha_i a_i')
 
 
 @torch.no_grad()
 def test_the_bahdanau_decoders_gate_and_first_state():
-    decoder, picture = make('bahdanau'), pictures()[1]
-    mean = picture.flatten(0, 1).mean(0)
-    ((h,), (c,)), memory = decoder.start(picture.unsqueeze(0))
-    first_h, first_c = linear(decoder.init_h, mean), linear(decoder.init_c, mean)
-    where = 'TODO 9, DecoderWithBahdanauAttention'
-    for name, one, own, other in (('h', h, first_h, first_c), ('c', c, first_c, first_h)):
-        same(one, own.tanh(), f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the pixels))', {
-            'tanh is missing': own, 'it comes from the other\'s layer: h from init_h, c from init_c': other.tanh()},
-            1e-12)
-    same(memory[1][0], linear_rows(decoder.attention.U, picture.flatten(0, 1)), f'{where}.start: keys',
-         'num_pixels, attention_dim', 'the keys are U of the pixels', tolerance=1e-12)
-    _, ((new_h,), (new_c,)), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), memory)
-    (context,), _ = decoder.attention(memory[0], h.unsqueeze(0))
-    gate, word = linear(decoder.f_beta, h), decoder.embedding.weight[3]
-
-    def state(*parts):
-        (new_h,), (new_c,) = decoder.decode_step(torch.cat(parts).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
-        return new_h, new_c
-
-    mistakes = {
-        'the context goes in without the gate': state(word, context),
-        'the gate is f_beta(h) without sigmoid': state(word, gate * context)}
-    right = state(word, gate.sigmoid() * context)
-    for i, (name, one) in enumerate((('h', new_h), ('c', new_c))):
-        same(one, right[i], f'{where}.one_step: {name}', 'decoder_dim',
-             'the LSTM reads [embedding; gated context], from the old (h, c)',
-             {sentence: states[i] for sentence, states in mistakes.items()}, 1e-12)
+    decoder, where = make('bahdanau'), 'TODO 9, DecoderWithBahdanauAttention'
+    ((h,), (c,)), memory = decoder.start(pictures()[1:2])
+    right = by_hand('first_state', 'bahdanau')
+    for name, one in (('h', h), ('c', c)):
+        same(one, right[name], f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the pixels))')
+    same(memory[1][0], by_hand('keys_of_the_pixels')['keys'], f'{where}.start: keys', 'num_pixels, attention_dim',
+         'the keys are U of the pixels')
+    decoder.attention.forward = some_attention  # so that this is about what is around it
+    h, c = (state.unsqueeze(0) for state in states())
+    _, ((new_h,), (new_c,)), (alpha,) = decoder.step(torch.tensor([READ]), (h, c), memory)
+    right = by_hand('gated_step')
+    same(alpha, right['alpha'], f'{where}.one_step: alpha', 'num_pixels', 'it is what the attention gives')
+    for name, one in (('h', new_h), ('c', new_c)):
+        same(one, right[name], f'{where}.one_step: {name}', 'decoder_dim',
+             'the LSTM reads [embedding; gated context], from the old (h, c)')
 
 
 def test_the_whole_bahdanau_model():
@@ -568,55 +433,25 @@ def test_scheduled_sampling_is_refused_where_there_is_none(tiny_cfg):
 # --- Scaled dot-product attention ---
 
 
+@torch.no_grad()
 def test_scaled_dot_product_attention_by_hand():
-    attention = make('captionnet').attention
-    cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64)
-    context, alpha = attention(cells, h.expand(len(cells), -1))
-    e = linear_rows(attention.key, cells[3]) @ linear(attention.query, h)
-    right, where = (e / math.sqrt(ATTENTION)).softmax(dim=0), 'TODO 10, ScaledDotProductAttention.forward'
-    same(alpha[3], right, f'{where}: alpha', 'num_pixels', 'softmax over the keys of q k^T / sqrt(its channels)', {
-        'q k^T is not divided by the root of the channels': e.softmax(dim=0),
-        'q k^T is divided by the channels, not by their root': (e / ATTENTION).softmax(dim=0),
-        'the softmax is over the queries, of which there is only one': torch.ones(PIXELS)}, 1e-12)
-    same(context[3], right @ cells[3], f'{where}: context', 'encoder_dim', 'the values are the cells themselves',
-         {'the softmax is over the queries, of which there is only one': cells[3].sum(dim=0)}, 1e-12)
+    attention, cells = make('captionnet').attention, pictures().flatten(1, 2)
+    context, alpha = attention(cells, states()[0].expand(len(cells), -1))
+    right, where = by_hand('scaled_dot_product'), 'TODO 10, ScaledDotProductAttention.forward'
+    same(alpha[3], right['alpha'], f'{where}: alpha', 'num_pixels',
+         'softmax over the keys of q k^T / sqrt(its channels)')
+    same(context[3], right['context'], f'{where}: context', 'encoder_dim', 'the values are the cells themselves')
 
 
-def test_softmax_over_the_queries_would_look_everywhere_alike():
-    """There is one query, so that slip gives every cell the weight 1: the context is the sum of all cells."""
-    attention = make('captionnet').attention
-    cells = pictures().flatten(1, 2)
-    h = torch.linspace(-1, 1, len(LENGTHS) * STATE, dtype=torch.float64).view(-1, STATE)
-    scores = attention.query(h).unsqueeze(1) @ attention.key(cells).transpose(1, 2) / math.sqrt(ATTENTION)
-    slip = scores.softmax(dim=1)
-    assert (slip == 1).all()
-    context, alpha = attention(cells, h)
-    assert (alpha.sum(dim=1) - 1).abs().max() < 1e-12
-    assert (context - cells.sum(dim=1)).abs().max() > 1
-
-
+@torch.no_grad()
 def test_heads_look_at_parts_of_their_own():
-    attention = make('two_heads').attention
-    cells, h = pictures().flatten(1, 2), torch.linspace(-1, 1, STATE, dtype=torch.float64).expand(len(LENGTHS), -1)
-    context, alpha = attention(cells, h)
-    q, k = attention.query(h), attention.key(cells)
-
-    def looked(parts, channels):
-        weights = [torch.softmax((k[..., part] @ q[:, part].unsqueeze(2)).squeeze(2) / math.sqrt(2), dim=1)
-                   for part in parts]
-        seen = torch.zeros_like(context)
-        for own, values in zip(weights, channels, strict=True):
-            seen[:, values] = (own.unsqueeze(2) * cells[..., values]).sum(dim=1)
-        return sum(weights) / 2, seen
-
-    where = 'TODO 10, ScaledDotProductAttention.forward, two heads'
-    right = looked((slice(0, 2), slice(2, 4)), (slice(0, 5), slice(5, 10)))
-    every_second = looked((slice(0, 4, 2), slice(1, 4, 2)), (slice(0, 10, 2), slice(1, 10, 2)))
-    for i, (name, found, shape) in enumerate((('alpha', alpha, 'batch_size, num_pixels'),
-                                              ('context', context, 'batch_size, encoder_dim'))):
-        same(found, right[i], f'{where}: {name}', shape, 'each head has its own part of q, k and v; alpha is the mean',
-             {'a head has every second channel: unflatten into (heads, channels of a head), in this order':
-              every_second[i]}, 1e-12)
+    attention, cells = make('two_heads').attention, pictures().flatten(1, 2)
+    context, alpha = attention(cells, states()[0].expand(len(cells), -1))
+    right, where = by_hand('two_heads'), 'TODO 10, ScaledDotProductAttention.forward, two heads'
+    for name, found, shape in (('alpha', alpha, 'batch_size, num_pixels'),
+                               ('context', context, 'batch_size, encoder_dim')):
+        same(found, right[name], f'{where}: {name}', shape,
+             'each head has its own part of q, k and v; alpha is the mean')
 
 
 def test_heads_that_do_not_fit():
@@ -640,71 +475,39 @@ def test_captionnet_takes_features_with_the_channels_first():
 
 @torch.no_grad()
 def test_captionnets_deep_output():
-    decoder = make('captionnet')
-    ((h,), (c,)), (cells, keys) = decoder.start(pictures()[1:2])
-    (context,), _ = decoder.attention(cells, h.unsqueeze(0), keys)
-    w, where = decoder.embedding.weight[3], 'TODO 10, CaptionNet'
-    for name, one, layer in (('h', h, decoder.init_h), ('c', c, decoder.init_c)):
-        first = linear(layer, pictures()[1].flatten(0, 1).mean(0))
-        same(one, first.tanh(), f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the cells))',
-             {'tanh is missing': first}, 1e-12)
-    (new_h,), _ = decoder.decode_step(torch.cat([w, context]).unsqueeze(0), (h.unsqueeze(0), c.unsqueeze(0)))
-    (scores,), ((found,), _), _ = decoder.step(torch.tensor([3]), (h.unsqueeze(0), c.unsqueeze(0)), (cells, keys))
-    same(found, new_h, f'{where}.one_step: h', 'decoder_dim',
-         'the LSTM reads [embedding; context], from the old (h, c)', tolerance=1e-12)
-
-    def deep(state, activation=torch.tanh):
-        return linear(decoder.fc, activation(linear(decoder.deep, torch.cat([state, context, w]))))
-
-    same(scores, deep(new_h), f'{where}.word_scores: scores', 'vocab_size',
-         'fc(dropout(tanh(deep([h; context; word]))))', {
-        'tanh is missing': deep(new_h, lambda x: x),
-        'the old h goes into the output, not the new one': deep(h)}, 1e-12)
+    decoder, where = make('captionnet'), 'TODO 10, CaptionNet'
+    ((h,), (c,)), memory = decoder.start(pictures()[1:2])
+    right = by_hand('first_state', 'captionnet')
+    for name, one in (('h', h), ('c', c)):
+        same(one, right[name], f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the cells))')
+    decoder.attention.forward = some_attention
+    (scores,), ((new_h,), (new_c,)), _ = decoder.step(
+        torch.tensor([READ]), tuple(state.unsqueeze(0) for state in states()), memory)
+    right = by_hand('deep_output')
+    for name, one in (('h', new_h), ('c', new_c)):
+        same(one, right[name], f'{where}.one_step: {name}', 'decoder_dim',
+             'the LSTM reads [embedding; context], from the old (h, c)')
+    same(scores, right['scores'], f'{where}.word_scores: scores', 'vocab_size',
+         'fc(dropout(tanh(deep([h; context; word]))))')
 
 
 # --- Cells ---
 
 
+@pytest.mark.parametrize('kind', ['rnn', 'gru', 'lstm'])
 @torch.no_grad()
-def test_cells_by_hand():
-    x, h = (torch.linspace(-1, 1, size, dtype=torch.float64) for size in (EMBED, STATE))
-
-    def parts(cell):
-        wx = (cell.weight_ih @ x + cell.bias_ih).split(STATE)
-        return wx, (cell.weight_hh @ h + cell.bias_hh).split(STATE)
-
-    def found(decoder):
-        state = decoder.one_step(x.unsqueeze(0), h.unsqueeze(0))
-        if not isinstance(state, tuple):
-            pytest.fail('TODO 8, DecoderWithCell.one_step: expected a tuple (h,); here a '
-                        f'{type(state).__name__}. Likely cause: an RNN or GRU cell gives h alone: put it into a tuple.',
-                        pytrace=False)
-        return state[0][0]
-
-    rnn, gru = make('rnn'), make('gru')
-    (wx,), (wh,) = parts(rnn.decode_step)
-    from_zeros = torch.tanh(wx + rnn.decode_step.bias_hh)
-    same(found(rnn), torch.tanh(wx + wh), 'TODO 8, DecoderWithCell.one_step, RNN: h', 'decoder_dim',
-         'h = tanh(W x + U h)', {'the old state is not handed to the cell': from_zeros}, 1e-12)
-    (rx, zx, nx), (rh, zh, nh) = parts(gru.decode_step)
-    r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
-    expected = (1 - z) * torch.tanh(nx + r * nh) + z * h
-    same(found(gru), expected, 'TODO 8, DecoderWithCell.one_step, GRU: h', 'decoder_dim',
-         'h = (1 - z) * n + z * h', tolerance=1e-12)
-    lstm, c = make('lstm'), h.flip(0)
-
-    def of_lstm(h, c):
-        i, f, g, o = (lstm.decode_step.weight_ih @ x + lstm.decode_step.bias_ih + lstm.decode_step.weight_hh @ h
-                      + lstm.decode_step.bias_hh).split(STATE)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(c), c
-
-    new_h, new_c = lstm.one_step(x.unsqueeze(0), h.unsqueeze(0), c.unsqueeze(0))
-    for name, one, own, other, swapped in zip('hc', (new_h, new_c), of_lstm(h, c), of_lstm(h, c)[::-1], of_lstm(c, h),
-                                              strict=True):
-        same(one[0], own, f'TODO 8, DecoderWithCell.one_step, LSTM: {name}', 'decoder_dim',
-             'the cell takes and gives (h, c)',
-             {'h and c are returned in the wrong order': other, 'h and c go in in the wrong order': swapped}, 1e-12)
+def test_cells_by_hand(kind):
+    decoder, right = make(kind), by_hand('cell_step', kind)
+    x = torch.linspace(-1, 1, EMBED, dtype=torch.float64).unsqueeze(0)
+    found = decoder.one_step(x, *(state.unsqueeze(0) for state, _ in zip(states(), right, strict=False)))
+    where = 'TODO 8, DecoderWithCell.one_step'
+    if not isinstance(found, tuple):
+        pytest.fail(f'{where}: expected a tuple (h,); here a {type(found).__name__}. Likely cause: an RNN or GRU cell '
+                    'gives h alone: put it into a tuple.', pytrace=False)
+    for (name, value), (one,) in zip(right.items(), found, strict=True):
+        same(one, value, f'{where}, {kind.upper()}: {name}', 'decoder_dim', {
+            'rnn': 'h = tanh(W x + U h)', 'gru': 'h = (1 - z) * n + z * h',
+            'lstm': 'the cell takes and gives (h, c)'}[kind])
 
 
 def test_the_lstm_cell_is_the_plain_decoder():
@@ -824,7 +627,7 @@ def test_scores_of_beams_are_those_of_their_words(kind):
     decoder, end = make(kind), WORDS - 1
     for layer in (decoder.embedding, decoder.decode_step, decoder.fc):  # so that beams overtake one another
         for weight in layer.parameters():
-            weight *= 2
+            weight *= 3
     decoder.fc.bias[end] -= 3  # or some say nothing
     word_map = {'<pad>': 0, **{f'word{i}': i for i in range(1, end - 2)}, '<unk>': end - 2, '<start>': end - 1,
                 '<end>': end}

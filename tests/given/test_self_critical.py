@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
+from small import DRAWN
 from torch import nn
-from verdicts import same
+from verdicts import by_hand, same
 
 import extensions
 import self_critical
@@ -231,40 +232,16 @@ def test_the_gradient_is_that_of_the_expected_score(baseline):
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])
 def test_the_surrogate_loss(baseline):
     """Two pictures, three samples each: the loss and its gradient by hand."""
-    log_p = torch.tensor([[-1.0, -2.0, -4.0], [-3.0, -0.5, -1.5]], dtype=torch.float64, requires_grad=True)
-    reward = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.0, 1.0]], dtype=torch.float64)
-    greedy, weights = torch.tensor([2.0, 0.25], dtype=torch.float64), torch.tensor([0.7, 0.3], dtype=torch.float64)
-    n, k = reward.shape
-    of_others = torch.stack([reward[:, [j for j in range(k) if j != i]].mean(dim=1) for i in range(k)], dim=1)
-    base = greedy.unsqueeze(1) if baseline == 'greedy' else of_others
-
-    def gradient(advantage, of_picture=weights, samples=k):
-        return -advantage * of_picture.unsqueeze(1) / samples
-
-    right, where = gradient(reward - base), f"TODO 12, surrogate_loss, baseline '{baseline}'"
-    mistakes = {
-        'there is no baseline': gradient(reward),
-        'the sign is wrong: what scores above the baseline must become more probable': -right,
-        'the sum over the samples in place of their mean': gradient(reward - base, samples=1),
-        'the weights of the pictures are left out': gradient(reward - base, torch.ones(n)),
-        'the mean over the pictures, which their weights take already': right / n,
-        'the mean over the pictures in place of the sum of each times its weight': gradient(
-            reward - base, torch.ones(n) / n)}
-    if baseline == 'mean':
-        mistakes['the baseline of a sample is the mean of the others: its own reward is in it'] = gradient(
-            reward - reward.mean(dim=1, keepdim=True))
-        mistakes['the others are one fewer than the samples: their sum is divided by one too many'] = gradient(
-            reward - of_others * (k - 1) / k)
-    else:
-        mistakes['the baseline is the mean of the samples, not the reward of the greedy caption'] = gradient(
-            reward - of_others)
+    log_p, reward, greedy, weights = DRAWN
+    log_p, where = log_p.clone().requires_grad_(), f"TODO 12, surrogate_loss, baseline '{baseline}'"
     found = self_critical.surrogate_loss(log_p, reward, greedy if baseline == 'greedy' else None, weights)
     if found.shape != ():
         pytest.fail(f'{where}: expected one number; here {found.numel()}, of shape {tuple(found.shape)}. Likely cause: '
                     'the sum over the pictures is missing.', pytrace=False)
-    same(torch.autograd.grad(found, log_p)[0], right, f'{where}: gradient by log_p', 'n, samples',
-         'minus weight * (reward - baseline) / samples', mistakes)
-    same(found, (right * log_p).sum(), where, '', 'minus the sum of weight * advantage * log_p / samples')
+    right = by_hand('surrogate', baseline)
+    same(torch.autograd.grad(found, log_p)[0], right['gradient'], f'{where}: gradient by log_p', 'n, samples',
+         'minus weight * (reward - baseline) / samples')
+    same(found, right['loss'], where, '', 'minus the sum of weight * advantage * log_p / samples')
 
 
 def test_baselines(model, monkeypatch):
