@@ -146,7 +146,8 @@ def test_the_reference_does_them_all(folder):
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout
 
 
-CHECKED_BY = {6: 'knowing_when_to_look or how_spatial or what_spatial', 7: 'knowing_when_to_look', 8: 'cells_by_hand',
+CHECKED_BY = {6: 'knowing_when_to_look or how_spatial or what_spatial', 7: 'knowing_when_to_look',
+              8: 'cells_by_hand or comes_back',
               9: 'with_elu or gate_and_first',
               10: 'product_attention_by_hand or heads_look or deep_output', 11: 'own_words_are_drawn',
               12: 'surrogate', 13: 'mean_of_the_probabilities', 14: 'are_taken_and'}
@@ -156,7 +157,7 @@ ROUNDS = [[
     (6, X, 'z = self.score(keys, h)\n', 'z = self.score(keys, h_before)\n', 'the new hidden state looks (eq. 6), not'),
     (7, X, 'return g * tanh_m', 'return g * torch.atanh(tanh_m)', 's_t = g_t * tanh(m_t), the tanh is missing'),
     (8, X, 'return (self.decode_step(embeddings, *state),)', 'return self.decode_step(embeddings, *state)',
-     'expected a tuple (h,); here a Tensor'),
+     'one_step: expected (h,) of shapes ([2, 9]); here [2, 9].'),
     (9, X, 'F.elu(', 'torch.tanh(', 'tanh in place of ELU'),
     (10, X, '(self.heads, -1)).transpose(1, 2)', '(-1, self.heads)).permute(0, 3, 1, 2)',
      'a head has every second channel'),
@@ -206,6 +207,35 @@ ROUNDS = [[
     (7, X, "return beta * s + weighted_sum(alpha, V), alpha",
      "return beta * s + weighted_sum(alpha, V), alpha / alpha.sum(dim=-1, keepdim=True)", 'alpha sums to 1 - beta'),
 ]]
+
+
+WRONG_SHAPES = [
+    ('z = self.score(keys, h)\n        alpha = z.softmax(dim=-1)\n        return weighted_sum(alpha, V), alpha',
+     'z = self.score(keys, h)\n        alpha = z.softmax(dim=-1)\n        return weighted_sum(alpha, V)',
+     'TODO 6, DecoderWithSpatialAttention.attend: expected (c, alpha) of shapes ([2, 9], [2, 6]); here [2, 9].'),
+    ('return beta * s + weighted_sum(alpha, V), alpha', 'return alpha, beta * s + weighted_sum(alpha, V)',
+     'TODO 7, DecoderWithAdaptiveAttention.attend: expected (c, alpha) of shapes ([2, 9], [2, 6]); here ([2, 6], '),
+    ('return self.decode_step(embeddings, state or None)', 'return self.decode_step(embeddings, state or None)[0]',
+     'TODO 8, DecoderWithCell.one_step: expected (h, c) of shapes ([2, 9], [2, 9]); here [2, 9].'),
+    ('e = self.v(F.elu(self.W(h).unsqueeze(1) + keys)).squeeze(2)', 'e = self.v(F.elu(self.W(h).unsqueeze(1) + keys))',
+     'TODO 9, BahdanauAttention.forward: expected (context, alpha) of shapes ([2, 10], [2, 6]); here it stops in '),
+    ('return state, (encoder_out, self.attention.U(encoder_out))', 'return state',
+     'TODO 9, DecoderWithBahdanauAttention.start: expected ((h, c), (pixels, keys)) of shapes '),
+    ('return context, alpha.mean(dim=1).squeeze(1)', 'return context, alpha',
+     'TODO 10, ScaledDotProductAttention.forward: expected (context, alpha) of shapes ([2, 10], [2, 6]); here ('),
+    ('return torch.cat([h, context, embeddings], dim=1), alpha, h, c', '_ = h',
+     'TODO 10, CaptionNet.one_step: expected ([h; context; embedding], alpha, h, c) of shapes ')]
+
+
+def test_wrong_shapes_are_named(folder):
+    source = SOLUTION
+    for old, new, _ in WRONG_SHAPES:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    with laid_in(folder, {X: source}):
+        found = check(folder, '-k', 'comes_back').stdout
+    for *_, sentence in WRONG_SHAPES:
+        assert sentence in found, (sentence, found[-3000:])
 
 
 @pytest.mark.parametrize('number', range(len(ROUNDS)))
