@@ -80,8 +80,9 @@ def find_decoder(cfg):
     wrong = f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder'"
     # only a file of this folder, since a checkpoint may come from anyone
     if not (module.isidentifier() and Path(__file__).with_name(f'{module}.py').exists()):
-        whole = f', or {"extensions." + name!r}' * (not module and Path(__file__).with_name('extensions.py').exists())
-        raise ValueError(f'{wrong}{whole}, and there is no file {module or "my_decoder"}.py beside models.py')
+        whole = f', or {"extensions." + name!r}' * (not module and has_extension(name))
+        missing = f'and there is no file {module}.py beside models.py' if module else "the file's name before a dot"
+        raise ValueError(f'{wrong}{whole}, {missing}')
     decoder = getattr(importlib.import_module(module), name, None)
     if not inspect.isclass(decoder):
         raise ValueError(f'{wrong}, and {module}.py has no class {name}')
@@ -91,6 +92,11 @@ def find_decoder(cfg):
         raise ValueError(f'{module}.{name} must be an nn.Module with forward, start and step, as the decoders in '
                          f'models.py are' + f'; it has no {" and no ".join(missing)}' * bool(missing))
     return decoder
+
+
+def has_extension(name):
+    """Whether there is an extensions.py, and a decoder of that name in it."""
+    return Path(__file__).with_name('extensions.py').exists() and hasattr(importlib.import_module('extensions'), name)
 
 
 def build_model(cfg, word_map, encoder=None):
@@ -125,18 +131,29 @@ def build_decoder(cfg, vocab_size, encoder_dim):
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
-    wanted = inspect.signature(kind).parameters.values()
+    wanted = parameters_of(kind)
     options = cfg.get('decoder_options') or {}
     own = [p.name for p in wanted if p.name not in sizes]
     if foreign := set(options) - set(own):
         raise ValueError(f"decoder_options has {', '.join(map(repr, sorted(foreign)))}, but {kind.__name__} takes "
                          f"{', '.join(map(repr, own)) or 'nothing'} there")
     sizes = {**sizes, **options}
-    unknown = [p.name for p in wanted if p.name not in sizes and p.default is p.empty and p.kind < p.VAR_POSITIONAL]
+    unknown = [p.name for p in wanted if p.name not in sizes and p.default is p.empty]
     if unknown:
         raise ValueError(f'{kind.__name__} asks for {", ".join(unknown)}; give it a default value '
                          f'(it gets what it asks for of {", ".join(sizes)})')
     return kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
+
+
+def parameters_of(kind):
+    """What a decoder's class takes; one with ``**kwargs`` hands them on, to the class that it is made from."""
+    found = {}
+    for one in kind.__mro__:
+        taken = inspect.signature(one).parameters.values()
+        found = {p.name: p for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
+        if one is nn.Module or all(p.kind != p.VAR_KEYWORD for p in taken):
+            break
+    return list(found.values())
 
 
 def save_checkpoint(paths, model, optimizers, progress):

@@ -4,29 +4,34 @@
 ...                   dict(data_folder='data/shapes', epochs=10), 'runs/compare')
 >>> print(comparison_table(results))
 
-A comparison that was stopped goes on where it was; a run that is there already, by the same settings and of the same
-captions, is not trained again.
+A comparison that was stopped goes on where it was; a run that is there already, by the same settings, of the same
+captions and by the same code, is not trained again.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean, stdev
 
+import word_vectors
 from checkpoints import (
     build_decoder,
     build_encoder,
     checkpoint_paths,
     decoder_name,
     file_digest,
+    find_decoder,
     load_model,
     read_checkpoint,
 )
 from coco_metrics import coco_scores, write_coco_files
 from datasets import content_digest
 from distillation import distill
-from ensembles import load_ensemble
+from ensembles import Ensemble, load_ensemble
 from evaluate import evaluate
-from solver import DEFAULTS, check_decoder, check_settings, made_of, train
+from own_code import code_digest, open_todo
+from self_critical import surrogate_loss
+from solver import DEFAULTS, check_decoder, check_settings, made_of, some_captions, train
 from utils import atomic_path, best_epoch
 from vocabulary import load_word_map
 
@@ -36,7 +41,7 @@ OF_THE_ENCODER = (*OF_THE_DATA, *OF_THE_WEIGHTS, 'encoded_image_size')
 METRICS = ('METEOR', 'ROUGE-L', 'SPICE')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
-def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False):
+def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False, shown=None):
     """Train and test every run.
 
     :param runs: dict name -> settings of its own, beside ``cfg``. ``start_from`` may be the name of a run above: a
@@ -48,20 +53,25 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison.*``
         for VAL), and COCO's results and annotation files, too
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
+    :param shown: numbers of pictures of the split, if some are to be shown later on: that they are there is checked
     :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
         the weights that it starts from), and what ``evaluate.evaluate`` gives, the other metrics among the scores)
     :raises ValueError: settings that cannot be, or a run that no run above is called; before anything is trained
+    :raises NotImplementedError: a run needs a TODO that is still open; likewise
     """
+    check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes, spice)
     folder, device = Path(output_folder), cfg.get('device')
-    check_runs(runs, cfg, folder, seeds, split, beam_sizes)  # what cannot be is said before anything is trained
+    check_runs(runs, cfg, folder, seeds, split)
+    check_shown(shown, cfg, split)
     results, ends = [], {}
     for name, own in runs.items():
         found = []
         members = own.get('ensemble') or own.get('distill') or []
         paths = [best_path(member, runs, cfg, folder, seed) for member in members for seed in seeds]
         if 'ensemble' in own:
-            first = settings(members[0], runs, cfg, folder, seeds[0])
-            found.append(tested('Ensemble', paths, [], folder / directory(name), first, split, beam_sizes, spice))
+            first, *others = [settings(member, runs, cfg, folder, seeds[0]) for member in members]
+            code = code_digest(Ensemble, *map(find_decoder, [first, *others]))
+            found.append(tested('Ensemble', paths, code, [], folder / directory(name), first, split, beam_sizes, spice))
         else:
             if 'distill' in own:
                 taught(paths, said_by(folder, members), device)
@@ -71,8 +81,9 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 history, best = trained(wanted), checkpoint_paths(wanted)[1]
                 begins = ends.get((own.get('start_from'), seed), 0)
                 ends[name, seed] = begins + best_epoch(history)['epoch']
-                found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, wanted,
-                                                          split, beam_sizes, spice))
+                code, name_of = code_digest(find_decoder(wanted)), decoder_name(wanted)
+                found.append(dict(begins=begins) | tested(name_of, [best], code, history, best.parent, wanted, split,
+                                                          beam_sizes, spice))
         results.append(dict(name=name, seeds=found))
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
@@ -91,26 +102,52 @@ def directory(name):
     return ''.join(c if c.isalnum() else '_' for c in name)
 
 
-def check_runs(runs, cfg, folder, seeds, split, beam_sizes):
+def check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes, spice):
     """:raises ValueError: see :func:`compare`"""
     if split not in ('TEST', 'VAL'):
         raise ValueError(f"split is {split!r}; it must be 'TEST', or 'VAL' while you choose settings")
+    if type(spice) is not bool:
+        raise ValueError(f'spice is {spice!r}; it must be True or False')
+    if not isinstance(cfg, dict):
+        raise ValueError(f'cfg is {cfg!r}; it must be a dict of the settings that all runs share')
+    if not isinstance(output_folder, (str, Path)) or Path(output_folder).exists() and not Path(output_folder).is_dir():
+        raise ValueError(f'output_folder is {str(output_folder)!r}; it must be a folder')
     if not isinstance(runs, dict) or not runs or not all(
             isinstance(name, str) and isinstance(own, dict) for name, own in runs.items()):
         raise ValueError('runs must be a dict: the name of each run, and a dict of its own settings')
     for what, numbers, least in (('seeds', seeds, 0), ('beam_sizes', beam_sizes, 1)):
         if not isinstance(numbers, (list, tuple)) or not numbers or len(set(map(str, numbers))) < len(numbers) or any(
-                type(number) is not int or number < least for number in numbers):
+                type(number) is not int or not least <= number < 2 ** 32 for number in numbers):
             raise ValueError(f'{what} is {numbers!r}; it must be a list of different whole numbers, from {least} on')
-    folders, built, encoders = {}, {}, {}
+
+
+def check_shown(shown, cfg, split):
+    """:raises ValueError: see :func:`compare`"""
+    if shown is None:
+        return
+    cfg = check_settings(cfg)
+    there = len(some_captions(cfg['data_folder'], cfg['data_name'], split).names)
+    if not isinstance(shown, (list, tuple)) or not shown or any(
+            type(number) is not int or not 0 <= number < there for number in shown):
+        raise ValueError(f'shown is {shown!r}; it must be a list of whole numbers from 0 to {there - 1}: the split has '
+                         f'{there} pictures')
+
+
+def check_runs(runs, cfg, folder, seeds, split):
+    """:raises ValueError, NotImplementedError: see :func:`compare`"""
+    folders, built, encoders, data = {}, {}, {}, set()
     for name, own in runs.items():
-        other = folders.setdefault(directory(name), name)
+        other = folders.setdefault(directory(name).lower(), name)  # some file systems see no capitals
         if other != name:
             raise ValueError(f'the runs {other!r} and {name!r} would share the folder {directory(name)}: rename one')
-        for key in ('seed', 'output_folder'):
-            if key in own:
-                raise ValueError(f'{name!r} has {key}={own[key]!r}; runs have none of their own: the comparison has '
-                                 'seeds and an output_folder, with a folder per run and seed')
+        for key in ('seed', 'output_folder', 'checkpoint'):
+            if key in own or key == 'checkpoint' and cfg.get(key):
+                raise ValueError(f'{name!r} has {key}={own.get(key, cfg.get(key))!r}; runs have none of their own: the '
+                                 'comparison has seeds and an output_folder, with a folder per run and seed, and goes '
+                                 'on by itself')
+        if own.get('distill') and own.get('captions'):
+            raise ValueError(f"{name!r} has captions={own['captions']!r}, but with distill it learns what other runs "
+                             'say: leave one of the two out')
         above = [n for n in list(runs)[:list(runs).index(name)] if 'ensemble' not in runs[n]]
         for key in ('ensemble', 'distill', 'start_from'):
             given = own.get(key)
@@ -123,6 +160,10 @@ def check_runs(runs, cfg, folder, seeds, split, beam_sizes):
                                      f'{member!r}')
         if 'ensemble' not in own:
             wanted = settings(name, runs, cfg, folder, seeds[0])
+            if (which := tuple(wanted[part] for part in OF_THE_DATA)) not in data:
+                for part in ('TRAIN', 'VAL', split):
+                    some_captions(*which, part)
+                data.add(which)
             built[name] = layers(name, wanted, 'distill' in own, encoders)
             if own.get('start_from'):
                 first = settings(own['start_from'], runs, cfg, folder, seeds[0])
@@ -133,9 +174,13 @@ def check_runs(runs, cfg, folder, seeds, split, beam_sizes):
         key = 'ensemble' if 'ensemble' in own else 'distill'
         if key not in own:
             continue
+        if todo := open_todo(Ensemble):  # teachers are one, too
+            raise NotImplementedError(todo)
         alone = ', and nothing else' * (key == 'ensemble')  # it trains nothing
         if not own[key] or isinstance(own[key], str) or alone and len(own) > 1:
             raise ValueError(f'{name!r} must have a list of names of runs above as {key!r}{alone}')
+        if len(set(own[key])) < len(own[key]):
+            raise ValueError(f'{name!r} has {key}={own[key]!r}, with a run in it twice')
         members = [settings(member, runs, cfg, folder, seeds[0]) for member in own[key]]
         for member, wanted in zip(own[key], members, strict=True):
             if any(wanted[part] != members[0][part] for part in OF_THE_ENCODER):
@@ -154,6 +199,7 @@ def layers(name, cfg, taught, encoders):
     :param encoders: channels of encoders that were built before; another is added
     :return: decoder's name, shapes of its weights, vocabulary
     :raises ValueError: what training would refuse, with the run's name before it
+    :raises NotImplementedError: it needs a TODO that is still open
     """
     try:
         for key in ('word_vectors', 'captions'):
@@ -167,6 +213,10 @@ def layers(name, cfg, taught, encoders):
         check_decoder(decoder, cfg)
     except ValueError as error:
         raise ValueError(f'{name!r}: {error}') from None
+    needed = [*{type(module) for module in decoder.modules()}, *[surrogate_loss] * bool(cfg['self_critical']),
+              *[word_vectors.load] * bool(cfg['word_vectors'] and not cfg['start_from'])]
+    if todo := open_todo(*needed):
+        raise NotImplementedError(todo)
     return decoder_name(cfg), {key: value.shape for key, value in decoder.state_dict().items()}, word_map
 
 
@@ -196,8 +246,9 @@ def said_by(folder, names):
 
 def taught(teachers, path, device):
     """Let teachers caption the training pictures, unless these very ones have."""
-    if path.exists() and json.loads(path.read_text())['teachers'] == [file_digest(teacher) for teacher in teachers]:
-        return
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not whole
+        if json.loads(path.read_text())['teachers'] == [file_digest(teacher) for teacher in teachers]:
+            return
     print(f'== {path.stem.replace("_", " ")} ==', flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     distill(path, teachers, device=device)
@@ -212,29 +263,34 @@ def trained(cfg):
         if state['progress'].get('made_of') == made_of(cfg) and all(
                 before[key] == cfg[key] for key in cfg if key not in NOT_COMPARED):
             if len(state['history']) >= cfg['epochs']:
-                print(f'{best} is there, by these settings and of these captions: it is taken as it is.', flush=True)
+                print(f'{best} is there, by these settings, of these captions and by this code: it is taken as it is.',
+                      flush=True)
                 return state['history']
             return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
+        print(f'{best.parent} holds a training by other settings or code, or of other captions or files: it is trained '
+              'anew.', flush=True)
     return train(cfg)
 
 
-def tested(name, paths, history, folder, cfg, split, beam_sizes, spice):
+def tested(name, paths, code, history, folder, cfg, split, beam_sizes, spice):
     """Test scores of a checkpoint, or of several together, kept in ``folder``.
 
     Those that are there are taken if they are of these very files.
 
     :param name: of the decoder; 'Ensemble' loads ``paths`` as one
+    :param code: fingerprint of its code
     :param cfg: settings of one of them, for its data and device
     """
-    wanted = dict(split=split, beam_sizes=list(beam_sizes), spice=spice,
+    wanted = dict(split=split, beam_sizes=list(beam_sizes), spice=spice, code=code,
                   data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                   checkpoints=[file_digest(path) for path in paths])
     path, device = folder / f'{split.lower()}_{name}.json', cfg['device']
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError):  # not there, or not whole
-        result = {}
-    if result.get('made_of') != wanted:
+        result = None
+    if not isinstance(result, dict) or result.get('made_of') != wanted:
+        path.unlink(missing_ok=True)  # while those beside it are of another
         model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
         result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=wanted, history=history)
     elif {*METRICS[:-1], *METRICS[-1:] * spice} <= result['scores'][0].keys():
@@ -255,6 +311,11 @@ def of_seeds(values):
     """Mean, and with several seeds the standard deviation: '0.204' or '0.204 ± 0.003'."""
     spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
     return f'{mean(values):.3f}{spread}'
+
+
+def cell_of(name):
+    """A name within Markdown's table."""
+    return name.replace('|', '\\|')
 
 
 def metrics_of(results, bleus):
@@ -282,7 +343,7 @@ def comparison_table(results):
     rows = ['| ' + ' | '.join(header) + ' |', '|:---' + '|---:' * (len(header) - 1) + '|']
     for result in results:
         seeds = result['seeds']
-        cells = [result['name'], f"{seeds[0]['parameters']:,}",
+        cells = [cell_of(result['name']), f"{seeds[0]['parameters']:,}",
                  ', '.join(f"{seed['best_epoch']} of {seed['epochs']}" if seed['epochs'] else '' for seed in seeds)]
         for i in range(len(beams)):
             cells.append(of_seeds([seed['scores'][i]['BLEU-4'] for seed in seeds]))
@@ -312,7 +373,7 @@ def beam_table(results):
     for result in results:
         for i, row in enumerate(result['seeds'][0]['scores']):
             cells = cells_of(result['seeds'], i, metrics)
-            rows.append(f"| {'' if i else result['name']} | {row['beam_size']} | {' | '.join(cells)} |")
+            rows.append(f"| {'' if i else cell_of(result['name'])} | {row['beam_size']} | {' | '.join(cells)} |")
     return '\n'.join(rows) + '\n'
 
 

@@ -1,6 +1,7 @@
 """Several trained decoders that choose each word together."""
 
 import itertools
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -102,6 +103,7 @@ def load_ensemble(paths, device=None):
     :return: :class:`checkpoints.CaptionModel`, called 'Ensemble'
     :raises ValueError: none at all, or another vocabulary or size of the grid
     """
+    paths = [paths] if isinstance(paths, (str, Path)) else paths
     if not paths:
         raise ValueError('an ensemble needs at least one checkpoint')
     models = [load_model(path, device) for path in paths]

@@ -26,6 +26,7 @@ from checkpoints import (
     checkpoint_paths,
     decoder_name,
     file_digest,
+    find_decoder,
     read_checkpoint,
     restore_model,
     restore_random_states,
@@ -36,6 +37,7 @@ from datasets import CaptionDataset, content_digest
 from features import encode_splits
 from features import hold as hold_features
 from metrics import bleu
+from own_code import code_digest
 from self_critical import BASELINES, SelfCritical
 from utils import AverageMeter, atomic_path, best_epoch, packed, seed_everything, topk_accuracy
 from vocabulary import SPECIAL_TOKENS, load_word_map
@@ -131,8 +133,8 @@ def check_settings(cfg):
         require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
     if not cfg['attention'] and not cfg['decoder']:
         require('batch_size', int, lambda v: v >= 2, 'at least 2 (batch norm needs two captions)')
-    for name in ('workers', 'seed'):
-        require(name, int, lambda v: v >= 0, 'a whole number of at least 0')
+    require('workers', int, lambda v: v >= 0, 'a whole number of at least 0')
+    require('seed', int, lambda v: 0 <= v < 2 ** 32, 'a whole number of at least 0, below 2 ** 32')
     for name in ('encoder_lr', 'decoder_lr'):
         require(name, (int, float), lambda v: 0 < v < math.inf, 'a number above 0')
     require('grad_clip', (int, float, type(None)), lambda v: v is None or 0 < v, 'a number above 0, or None')
@@ -207,6 +209,8 @@ def train(cfg, encoder=None):
     :raises FloatingPointError: the loss is not a number any more
     :raises RuntimeError: one of several processes failed or was killed
     """
+    if not isinstance(cfg, dict):
+        raise ValueError(f'cfg is {cfg!r}; it must be a dict of settings, see DEFAULTS in solver.py')
     if cfg.get('processes', 1) != 1 and not processes.launched():
         return train_in_processes(cfg, encoder)
     processes.take_own_gpu(cfg.get('device'))
@@ -656,8 +660,12 @@ def start_from(model, path):
     """
     state = read_checkpoint(path)
     check_vocabulary(model, state, path)
+    cfg = model.settings
+    if cfg['word_vectors'] and not state['settings'].get('word_vectors'):
+        raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
+                         'starts, was trained without: give the file to that training')
     restore_model(model, state, path)
-    options = [settings.get('decoder_options') or {} for settings in (state['settings'], model.settings)]
+    options = [settings.get('decoder_options') or {} for settings in (state['settings'], cfg)]
     if options[0] != options[1]:
         processes.say(f'{path} was trained with decoder_options={options[0]}; from here on they are {options[1]}.')
     processes.say(f'Starting from the weights of {path}: {greedy_scores(state["history"][-1])}.')
@@ -715,12 +723,16 @@ def resume(model, optimizers, path):
 
 
 def made_of(cfg):
-    """Fingerprints of what a training learns from (data, start_from, captions), to see whether that is still the same.
+    """Fingerprints of what a training is made of beside its settings, to see whether that is still the same: data, the
+    files that it starts from or reads, the code of its decoder.
 
     :param cfg: all settings
     """
     data = [content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')]
-    return data + [file_digest(cfg[key]) for key in ('start_from', 'captions') if cfg[key]]
+    read = ['start_from', 'captions', *['word_vectors'] * (not cfg['start_from']), 'encoder_weights']
+    code = [find_decoder(cfg), *[SelfCritical] * bool(cfg['self_critical'])]
+    files = [cfg[key] for key in read if cfg[key] and Path(cfg[key]).is_file()]
+    return [*data, *map(file_digest, files), code_digest(*code)]
 
 
 def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False):
@@ -731,11 +743,7 @@ def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False
     """
     cfg = model.settings
     names = data_folder or cfg['data_folder'], data_name or cfg['data_name']
-    datasets = [CaptionDataset(*names, split) for split in splits]
-    for dataset in datasets:
-        if not len(dataset):
-            raise ValueError(f'{dataset.images_path} has no pictures: give some of them the split '
-                             f"'{dataset.split.lower()}' in the JSON file, and run create_input_files again")
+    datasets = [some_captions(*names, split) for split in splits]
     if not cfg['cache_features'] or cfg['fine_tune_encoder']:
         return datasets
     wanted = [(split, mirror) for split in splits
@@ -746,6 +754,15 @@ def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False
         if hold:
             hold_features(dataset, model.encoder, cfg['device'])
     return datasets
+
+
+def some_captions(data_folder, data_name, split):
+    """:return: ``CaptionDataset`` of a split;  :raises ValueError: it has no pictures"""
+    dataset = CaptionDataset(data_folder, data_name, split)
+    if not len(dataset):
+        raise ValueError(f'{dataset.images_path} has no pictures: give some of them the split '
+                         f"'{dataset.split.lower()}' in the JSON file, and run create_input_files again")
+    return dataset
 
 
 def caption_dataset(model, split, data_folder=None, data_name=None):

@@ -8,6 +8,9 @@ import torch
 import processes
 from vocabulary import SPECIAL_TOKENS
 
+# gzip, zip, bzip2, zstd, 7z, xz
+PACKED = b'\x1f\x8b', b'PK\x03\x04', b'BZh91AY', b'\x28\xb5\x2f\xfd', b'7z\xbc\xaf', b'\xfd7zXZ'
+
 
 def load(embedding, path, word_map):
     """Fill a word embedding from a file, line by line: memory for the words of the vocabulary only.
@@ -48,7 +51,7 @@ def lines(path, size):
     """
     try:
         with Path(path).open('rb') as file:
-            if b'\0' in (beginning := file.read(4096)) or beginning.startswith((b'\x1f\x8b', b'PK', b'BZh')):
+            if b'\0' in (beginning := file.read(4096)) or beginning.startswith(PACKED):
                 raise ValueError(f'{path} is packed or binary: unpack it, or save the vectors as text in UTF-8, a word '
                                  'and its numbers per line')
         file = open(path, encoding='utf-8-sig', errors='replace', newline='\n')

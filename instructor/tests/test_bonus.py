@@ -238,6 +238,29 @@ def test_wrong_shapes_are_named(folder):
         assert sentence in found, (sentence, found[-3000:])
 
 
+def test_a_missing_return_is_named(folder):
+    """In a sentence, and where it stops other checks, in a line in place of pages."""
+    done = '        return weighted_sum(alpha, encoder_out), alpha\n'
+    sources = {X: SOLUTION.replace(done, ''), 'ensembles.py': SOLUTIONS['ensembles.py'].replace(
+        '        return scores, states, mean_alpha(alphas)\n', '')}
+    assert SOLUTION.count(done) == 1 and all(sources[name] != SOLUTIONS[name] for name in sources)
+    with laid_in(folder, sources):
+        found = check(folder, '-k', 'comes_back or gives_back or bahdanau and (by_heart or finite)').stdout
+    assert 'TODO 9, BahdanauAttention.forward: expected (context, alpha) of shapes ' in found and 'here NoneType' in found
+    assert 'TODO 13, Ensemble.step: expected scores (2, 11), a tuple of 4 new states' in found
+    assert 'here a NoneType. Likely cause: the return is missing' in found
+    where = r'^TODO 9, DecoderWithBahdanauAttention.one_step stops in line \d+ of extensions.py with TypeError: cannot '
+    assert len(re.findall(where, found, re.MULTILINE)) == 2 and len(found.splitlines()) < 60
+    table = re.findall(r'^TODO +(\d+)  wrong  (\S+) ', found, re.MULTILINE)
+    assert table == [('9', 'BahdanauAttention.forward'), ('9', 'DecoderWithBahdanauAttention.one_step'),
+                     ('13', 'Ensemble.step')]
+
+
+def test_the_comparison_is_whole_again(folder):
+    notebook = (folder / 'compare.ipynb').read_text()
+    assert "'plain RNN'" in notebook and "'ensemble of two'" in notebook and '"outputs": []' in notebook
+
+
 @pytest.mark.parametrize('number', range(len(ROUNDS)))
 def test_mistakes_are_named(folder, number):
     sources = dict(SOLUTIONS)

@@ -13,6 +13,7 @@ PAGE = (ROOT / 'docs/flickr8k_compared.md').read_text(encoding='utf-8').splitlin
 THREE_SEEDS = {'adaptive, at first': 'adaptive, at first', 'adaptive, then free': 'adaptive, then free',
                'soft attention, fine-tuned': 'soft attention, fine-tuned',
                '(the soft attention that it began with)': 'soft attention',
+               '(the same second phase, the encoder left frozen)': 'soft attention, as long but frozen',
                'ensemble: the three fine-tuned ones': 'ensemble: the three fine-tuned ones'}
 ONE_SEED = ('plain RNN', 'plain GRU', 'plain LSTM', 'soft attention', 'spatial attention', 'adaptive, at first',
             'adaptive, then free', 'Bahdanau, gated', 'CaptionNet')

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import row_file
-from datasets import CaptionDataset, speaks_of_a_side
+from datasets import CaptionDataset, content_digest, speaks_of_a_side
 from images import load_image
 from vocabulary import load_word_map
 
@@ -169,6 +169,21 @@ def test_missing_files_are_named(tiny_data, tmp_path, kind):
             shutil.copy(path, tmp_path)
     with pytest.raises(FileNotFoundError, match=f'VAL_{kind}_{name}.* run create_input_files first'):
         CaptionDataset(tmp_path, name, 'VAL')
+
+
+@pytest.mark.parametrize('part', ['WORDMAP', 'CAPTIONS', 'CAPLENS', 'names', 'references', 'pixels'])
+def test_the_fingerprint_of_what_a_split_holds(tiny_data, tmp_path, part):
+    name = tiny_data['data_name']
+    before = content_digest(tiny_data['data_folder'], name, 'VAL')
+    assert before != content_digest(tiny_data['data_folder'], name, 'TEST')
+    shutil.copytree(tiny_data['data_folder'], tmp_path / 'data')
+    with h5py.File(tmp_path / 'data' / f'VAL_IMAGES_{name}.hdf5', 'r+') as file:
+        file['images'][0] = 7
+        if part in file:
+            file[part][1] = '[["other"]]'
+    for path in (tmp_path / 'data').glob(f'*{part}_{name}.json'):
+        path.write_text(path.read_text().replace('1', '2', 1))
+    assert (content_digest(tmp_path / 'data', name, 'VAL') == before) == (part == 'pixels')
 
 
 def test_missing_vocabulary(tmp_path):

@@ -78,6 +78,36 @@ def test_decoders_of_different_kinds_together():
         starts = [(new, own[1]) for (_, new, _), own in zip(steps, starts, strict=True)]
 
 
+@torch.no_grad()
+def test_what_a_step_gives_back():
+    """Of each decoder its own part of state and memory is taken, and its new state is given back."""
+    torch.manual_seed(0)
+    decoders = [DecoderWithAttention(4, 5, 6, 11, encoder_dim=3).eval(), DecoderWithRNN(5, 8, 11, encoder_dim=3).eval()]
+    ensemble, encoder_out, words = Ensemble(decoders), torch.rand(2, 2, 2, 3), torch.tensor([1, 7])
+    state, memory = ensemble.start(encoder_out)
+    starts = [decoder.start(encoder_out) for decoder in decoders]
+    new = [part for decoder, start in zip(decoders, starts, strict=True) for part in decoder.step(words, *start)[1]]
+    where, wanted = 'TODO 13, Ensemble.step', f'scores (2, 11), a tuple of {len(new)} new states, mean alpha'
+    try:
+        found = ensemble.step(words, state, memory)
+    except Exception as error:
+        if 'is still to do' in str(error):
+            raise
+        pytest.fail(f'{where}: expected {wanted}; here it stops with {type(error).__name__}: {error}. Likely cause: a '
+                    'decoder is not given its own part of state and memory, self.sizes of them.', pytrace=False)
+    if not isinstance(found, tuple) or len(found) != 3:
+        came = f'{len(found)} things' if isinstance(found, tuple) else f'a {type(found).__name__}'
+        pytest.fail(f'{where}: expected {wanted}; here {came}. Likely cause: the return is missing, or not all is '
+                    'returned.', pytrace=False)
+    if not isinstance(found[1], tuple) or len(found[1]) != len(new):
+        came = f'a tuple of {len(found[1])}' if isinstance(found[1], tuple) else f'a {type(found[1]).__name__}'
+        pytest.fail(f'{where}: expected {wanted}; here as states {came}. Likely cause: the new states of all decoders '
+                    'must be one after the other in one tuple.', pytrace=False)
+    for one, own, old in zip(found[1], new, state, strict=True):
+        same(one, own, f'{where}: state', 'batch_size, decoder_dim', 'the new states, in the order of the decoders',
+             {'the state before the step is given back, not the new one': old}, tolerance=1e-5)
+
+
 def test_an_ensemble_of_one_is_the_model(three):
     model, alone = load_model(three[2], 'cpu'), load_ensemble(three[2:], 'cpu')
     for one, other in zip(caption_split(alone, 'TEST', 3), caption_split(model, 'TEST', 3), strict=True):
@@ -104,6 +134,10 @@ def test_beams_are_reordered_with_all_their_states(three):
     for one, other in zip(beam_search(same, encoder_out, model.word_map, 4, 12),
                           beam_search(model.decoder, encoder_out, model.word_map, 4, 12), strict=True):
         assert one.words == other.words and one.score == pytest.approx(other.score, abs=1e-4)
+
+
+def test_one_path_is_an_ensemble_of_one(three):
+    assert len(load_ensemble(str(three[0]), 'cpu').decoder.decoders) == 1
 
 
 def test_what_does_not_go_together(three, tiny_cfg, tmp_path):

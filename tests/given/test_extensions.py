@@ -756,7 +756,7 @@ def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
 
 
 def test_a_decoder_without_its_file(tiny_cfg):
-    with pytest.raises(ValueError, match="like 'my_decoder.MyDecoder', or 'extensions.CaptionNet', and there is no"):
+    with pytest.raises(ValueError, match="or 'extensions.CaptionNet', the file's name before a dot"):
         train({**tiny_cfg, 'decoder': 'CaptionNet'})
 
 

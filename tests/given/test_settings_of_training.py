@@ -163,6 +163,7 @@ def test_fine_tuning_that_was_stopped_goes_on_the_same(tiny_cfg, tmp_path, monke
     stopped = read_checkpoint(again['checkpoint'])
     train(again)
     one, other = (read_checkpoint(checkpoint_paths({**DEFAULTS, **cfg})[0]) for cfg in (whole, parts))
+    assert len(one['progress']['made_of']) == 4 and one['progress']['made_of'] == other['progress']['made_of']
     for part in ('encoder', 'decoder'):
         for name, value in one[part].items():
             assert torch.equal(value, other[part][name]), name
@@ -182,7 +183,10 @@ def test_fine_tuning_that_was_stopped_goes_on_the_same(tiny_cfg, tmp_path, monke
 
 def test_fine_tuning_from_the_first_epoch_on(tiny_cfg, capsys):
     train({**tiny_cfg, 'fine_tune_encoder': True, 'epochs': 1})
-    assert 'better train with it frozen first, and go on from the best checkpoint' in capsys.readouterr().out
+    hint = 'better train with it frozen first, and go on from the best checkpoint'
+    assert hint in capsys.readouterr().out
+    train({**tiny_cfg, 'fine_tune_encoder': True, 'checkpoint': str(checkpoint_paths({**DEFAULTS, **tiny_cfg})[0])})
+    assert hint not in capsys.readouterr().out
 
 
 def test_a_start_that_there_is_not(tiny_cfg):

@@ -208,7 +208,7 @@ def test_greedy_bleu_takes_each_image_once(tiny_data, monkeypatch):
 
 def progress_of(path):
     progress = read_checkpoint(path)['progress']
-    assert len(progress.pop('made_of')) == 2  # fingerprints of training and validation captions
+    assert len(progress.pop('made_of')) == 3  # fingerprints of training and validation captions, and of code
     return progress
 
 
@@ -521,6 +521,12 @@ class Few(DecoderWithRNN):
     def __init__(self, vocab_size, encoder_dim, embed_dim, decoder_dim=7):
         super().__init__(embed_dim, decoder_dim, vocab_size, encoder_dim)
 
+class Handing(DecoderWithAttention):
+    """Takes whatever it is given, and has an option of its own."""
+    def __init__(self, *args, share=0.5, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.share = share
+
 class Blind(DecoderWithAttention):
     def forward(self, *arguments):
         return super().forward(*arguments)[:3]
@@ -549,7 +555,7 @@ def own_file(tmp_path, monkeypatch):
     sys.modules.pop('my_decoder', None)
 
 
-@pytest.mark.parametrize('name', ['Mine', 'Few'])
+@pytest.mark.parametrize('name', ['Mine', 'Few', 'Handing'])
 def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, tiny_data):
     cfg = {**tiny_cfg, 'decoder': f'my_decoder.{name}'}
     history = train(cfg)
@@ -564,8 +570,22 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, tiny_
         train({**tiny_cfg, 'checkpoint': str(runs / f'BEST_checkpoint_{name}.pth.tar')})
 
 
+def test_options_of_a_decoder_that_hands_on_what_it_gets(own_file, tiny_cfg):
+    cfg = {**tiny_cfg, 'decoder': 'my_decoder.Handing', 'decoder_options': dict(share=0.25), 'epochs': 1}
+    train(cfg)
+    assert load_models(Path(cfg['output_folder']), 'Handing')['Handing'].decoder.share == 0.25
+    with pytest.raises(ValueError, match="decoder_options has 'shares', but Handing takes 'share' there"):
+        train({**cfg, 'decoder_options': dict(shares=0.25)})
+
+
+@pytest.mark.parametrize('cfg', [None, ['a'], 'x'])
+def test_settings_that_are_none(cfg):
+    with pytest.raises(ValueError, match='it must be a dict of settings'):
+        train(cfg)
+
+
 @pytest.mark.parametrize(('decoder', 'message'), [
-    ('Mine', 'there is no file my_decoder.py beside models.py'),
+    ('Mine', "it must be like 'my_decoder.MyDecoder', the file's name before a dot"),
     ('os.path', 'there is no file os.py beside models.py'),
     ('../my_decoder.Mine', 'it must be like .* and there is no file'),
     ('my_decoder.Other', 'my_decoder.py has no class Other'),

@@ -1,6 +1,8 @@
 """Word vectors from text files."""
 
+import bz2
 import gzip
+import lzma
 import tracemalloc
 
 import pytest
@@ -122,13 +124,28 @@ def test_words_that_are_not_in_utf_8(tmp_path, capsys):
 
 
 @pytest.mark.parametrize('content', [
-    gzip.compress(b'red 1 2 3\n'), b'PK\x03\x04red 1 2 3', b'2 3\nred \x00\x00\x80?\x00\x00\x00@',
+    gzip.compress(b'red 1 2 3\n'), bz2.compress(b'red 1 2 3\n'), lzma.compress(b'red 1 2 3\n'), b'PK\x03\x04red 1 2 3',
+    b'\x28\xb5\x2f\xfdred 1 2 3', b'7z\xbc\xaf\x27\x1cred 1 2 3', b'2 3\nred \x00\x00\x80?\x00\x00\x00@',
     'red 1 2 3\n'.encode('utf-16')])
 def test_packed_and_binary_files(tmp_path, content):
     path = tmp_path / 'vectors'
     path.write_bytes(content)
     with pytest.raises(ValueError, match='vectors is packed or binary: unpack it, or save the vectors as text'):
         word_vectors.load(nn.Embedding(2, 3), path, {'red': 1})
+
+
+def test_words_that_begin_as_packed_files_do(tmp_path):
+    path = tmp_path / 'vectors'
+    path.write_text('PKW 1 2 3\nBZhang 4 5 6\nred 7 8 9\n')
+    assert word_vectors.load(nn.Embedding(2, 3), path, {'red': 1, 'PKW': 0}) == 2
+
+
+def test_a_second_training_from_one_without(tiny_cfg, vectors, tmp_path):
+    """It would have gone on with the first one's, and not said so."""
+    train({**tiny_cfg, 'epochs': 1})
+    start = str(checkpoint_paths({**DEFAULTS, **tiny_cfg})[1])
+    with pytest.raises(ValueError, match="'word_vectors' is .*, from which this training starts, was trained without"):
+        train({**tiny_cfg, 'start_from': start, 'word_vectors': str(vectors), 'output_folder': str(tmp_path)})
 
 
 def test_later_trainings_do_not_read_them_again(tiny_cfg, vectors, tmp_path):
