@@ -246,7 +246,7 @@ def test_a_missing_return_is_named(folder):
     assert SOLUTION.count(done) == 1 and all(sources[name] != SOLUTIONS[name] for name in sources)
     with laid_in(folder, sources):
         found = check(folder, '-k', 'comes_back or gives_back or bahdanau and (by_heart or finite)').stdout
-    assert 'TODO 9, BahdanauAttention.forward: expected (context, alpha) of shapes ' in found and 'here NoneType' in found
+    assert 'TODO 9, BahdanauAttention.forward: expected (context, alpha) of shapes ([2, 10], [2, 6]); here No' in found
     assert 'TODO 13, Ensemble.step: expected scores (2, 11), a tuple of 4 new states' in found
     assert 'here a NoneType. Likely cause: the return is missing' in found
     where = r'^TODO 9, DecoderWithBahdanauAttention.one_step stops in line \d+ of extensions.py with TypeError: cannot '

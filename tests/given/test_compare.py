@@ -247,7 +247,7 @@ def test_other_questions_about_the_same_weights(cfg, tmp_path, capsys, monkeypat
     assert trained_anew(capsys)[0] == 0
 
 
-def test_open_todos_are_said_first(cfg, tmp_path, monkeypatch):
+def test_what_is_still_to_be_written_is_said_first(cfg, tmp_path, monkeypatch):
     def to_do(*_):
         raise NotImplementedError('TODO 13: Ensemble.step is still to do: follow its steps in ensembles.py')
 
