@@ -5,6 +5,7 @@ import warnings
 from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu, sentence_bleu
 
 WEIGHTS = [tuple([1 / n] * n) for n in (1, 2, 3, 4)]
+DUST = 1e-60  # nltk takes the smallest float in place of no right n-gram, which gives 1e-231 and the like
 
 
 def bleu(references, hypotheses):
@@ -22,7 +23,7 @@ def bleu(references, hypotheses):
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # nltk warns when no 4-gram is right, as after a first epoch
         scores = corpus_bleu(references, hypotheses, weights=WEIGHTS)
-    return {f'BLEU-{n}': float(score) for n, score in enumerate(scores, 1)}
+    return {f'BLEU-{n}': float(score) if score > DUST else 0.0 for n, score in enumerate(scores, 1)}
 
 
 def caption_bleu(references, caption):

@@ -294,13 +294,13 @@ def train(cfg, encoder=None):
                       f"{val_scores['greedy_cider']:.3f}   ({seconds:.0f} s)")
 
         score = val_scores['greedy_cider' if cfg['self_critical'] else 'greedy_bleu4']
-        improved = score > progress['best_score']
-        progress |= dict(epoch=epoch, best_score=max(score, progress['best_score']),
-                         epochs_since_improvement=0 if improved else idle + 1)
         model.history.append(dict(
             epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
-            **{f'val_{name}': score for name, score in val_scores.items()},
+            **{f'val_{name}': value for name, value in val_scores.items()},
             decoder_lr=optimizers['decoder'].param_groups[0]['lr'], seconds=seconds))
+        improved = best_epoch(model.history) is model.history[-1]
+        progress |= dict(epoch=epoch, best_score=max(score, progress['best_score']),
+                         epochs_since_improvement=0 if improved else idle + 1)
         if processes.rank() == 0:
             if not tidy:
                 set_aside(cfg)

@@ -49,13 +49,14 @@ def evaluating(module):
 
 def best_epoch(history):
     """The epoch whose weights are in the best checkpoint: of the best greedy BLEU-4, of the best greedy CIDEr where
-    training was self-critical.
+    training was self-critical; of epochs with the same score (0, at first) the one with the lowest loss.
 
     :param history: of ``solver.train``
     :return: its dict; an empty one of an empty history
     """
     by_score = any(epoch['train_top5'] is None for epoch in history)
-    return max(history, key=lambda epoch: epoch['val_greedy_cider' if by_score else 'val_greedy_bleu4'], default={})
+    aim = 'val_greedy_cider' if by_score else 'val_greedy_bleu4'
+    return max(history, key=lambda epoch: (epoch[aim], -epoch['val_loss']), default={})
 
 
 def packed(scores, decode_lengths):

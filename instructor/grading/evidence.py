@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 import torch
 
 from metrics import bleu
+from utils import best_epoch
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
 DECODERS = ('NoAttention', 'Attention')
@@ -93,7 +94,7 @@ def scores(tested):
 
 def epochs(history, tested):
     remarks = []
-    best = max(history, key=lambda epoch: epoch['val_greedy_bleu4'])['epoch']
+    best = best_epoch(history)['epoch']
     if tested['epochs'] != len(history):
         remarks.append(f"the history has {len(history)} epochs, the test says {tested['epochs']}")
     if tested['best_epoch'] != best:

@@ -49,7 +49,8 @@ def missing_isolation():
 
 def _wrap(command):
     folders = ['/usr', '/bin', '/sbin', '/lib', '/lib32', '/lib64', '/etc/ld.so.cache', '/etc/ld.so.conf',
-               '/etc/ld.so.conf.d', '/etc/alternatives', sys.prefix, sys.base_prefix, sysconfig.get_path('stdlib')]
+               '/etc/ld.so.conf.d', '/etc/alternatives', sys.prefix, os.path.realpath(sys.prefix), sys.base_prefix,
+               sysconfig.get_path('stdlib')]  # the environment may be a link
     arguments = [command, '--unshare-ipc', '--unshare-pid', '--unshare-net', '--unshare-uts', '--unshare-cgroup-try',
                  '--die-with-parent', '--new-session', '--clearenv', '--cap-drop', 'ALL',
                  '--perms', '1777', '--size', str(TMP), '--tmpfs', '/tmp',

@@ -20,8 +20,8 @@ WORDS = {word: i for i, word in enumerate(['<pad>', 'a', 'red', 'star', 'on', 't
 @pytest.fixture
 def files():
     """What an honest submission holds: path -> content, as Python values."""
-    history = [{'epoch': 1, 'val_greedy_bleu4': 0.2}, {'epoch': 2, 'val_greedy_bleu4': 0.5},
-               {'epoch': 3, 'val_greedy_bleu4': 0.4}]
+    history = [{'epoch': epoch, 'train_top5': 50.0, 'val_loss': 2.0, 'val_greedy_bleu4': score}
+               for epoch, score in ((1, 0.2), (2, 0.5), (3, 0.4))]
     decoder = {'embedding.weight': torch.zeros(len(WORDS), 4), 'fc.weight': torch.zeros(len(WORDS), 6)}
     tested = {'parameters': sum(t.numel() for t in decoder.values()), 'best_epoch': 2, 'epochs': 3,
               'scores': [{'beam_size': 3, **bleu(REFERENCES, SAID)}], 'captions_beam_size': 3,

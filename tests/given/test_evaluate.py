@@ -89,7 +89,7 @@ def test_evaluate(model):
     assert json.loads(json.dumps(result)) == result
     assert result['model'] == model.name and result['epochs'] == 6
     assert result['parameters'] == sum(p.numel() for p in model.decoder.parameters())
-    scores = [entry['val_greedy_bleu4'] for entry in model.history]
+    scores = [(entry['val_greedy_bleu4'], -entry['val_loss']) for entry in model.history]
     assert result['best_epoch'] == 1 + scores.index(max(scores))
     assert result['train_seconds'] == pytest.approx(sum(entry['seconds'] for entry in model.history))
     assert [row['beam_size'] for row in result['scores']] == [1, 2, 4]

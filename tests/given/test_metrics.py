@@ -71,6 +71,12 @@ def test_references_belong_to_their_image():
     assert scores([['a b c d'], ['e f g h']], ['e f g h', 'a b c d']) == pytest.approx([0] * 4, abs=1e-6)
 
 
+def test_without_a_right_n_gram_it_is_zero():
+    """And not 1e-231, of which one epoch would have more than another."""
+    found = scores([['a b c d e f']], ['a b x d e'])
+    assert found[1] > 0.3 and found[2:] == [0.0, 0.0]
+
+
 def test_empty_captions_do_not_crash(recwarn):
     assert scores([['a b c d e'], ['f g']], ['', '']) == pytest.approx([0] * 4, abs=1e-6)
     assert scores([['a b c d e f']], ['a b']) == pytest.approx([math.exp(1 - 6 / 2)] * 2 + [0] * 2, abs=1e-6)

@@ -24,7 +24,7 @@ def trained(request, tiny_data, tmp_path_factory):
     """Settings and best checkpoint of a few epochs of cross-entropy."""
     decoder = request.param if '.' in request.param else None
     cfg = dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10,
-               epochs=6, batch_size=20, decoder_lr=2e-2, device='cpu', decoder=decoder, dropout=0.3,
+               epochs=7, batch_size=20, decoder_lr=2e-2, device='cpu', decoder=decoder, dropout=0.3,
                attention=request.param != 'NoAttention', output_folder=str(tmp_path_factory.mktemp('trained')))
     train(cfg)
     return cfg, str(checkpoint_paths({**DEFAULTS, **cfg})[1])

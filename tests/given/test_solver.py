@@ -30,6 +30,7 @@ from create_input_files import create_input_files
 from datasets import CaptionDataset
 from metrics import bleu
 from solver import DEFAULTS, caption_dataset, caption_loss, check_settings, train, train_epoch, validate
+from utils import best_epoch
 from vocabulary import load_word_map
 
 KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
@@ -215,11 +216,11 @@ def progress_of(path):
 @pytest.fixture
 def scripted(monkeypatch):
     """``scripted(scores)``: epochs that train nothing and reach the given greedy BLEU-4 one after another."""
-    def script(scores):
-        scores = iter(scores)
+    def script(scores, losses=()):
+        scores, losses = iter(scores), iter(losses)
         monkeypatch.setattr(solver, 'train_epoch', lambda *_: dict(loss=1.0, top5=50.0))
         monkeypatch.setattr(solver, 'validate', lambda *_: dict(
-            loss=2.0, top5=40.0, bleu4=0.9, greedy_bleu4=next(scores), greedy_cider=0.0))
+            loss=next(losses, 2.0), top5=40.0, bleu4=0.9, greedy_bleu4=next(scores), greedy_cider=0.0))
     return script
 
 
@@ -278,6 +279,16 @@ def test_greedy_bleu_picks_the_best_checkpoint(tiny_cfg, scripted):
     latest, best = checkpoint_paths({**DEFAULTS, **tiny_cfg})
     assert progress_of(best) == dict(epoch=2, best_score=0.3, epochs_since_improvement=0)
     assert progress_of(latest) == dict(epoch=4, best_score=0.3, epochs_since_improvement=2)
+
+
+def test_of_epochs_with_the_same_score_the_loss_decides(tiny_cfg, scripted):
+    """As at first, when no four words in a row are right."""
+    scripted([0.0] * 4, [3.0, 2.5, 2.6, 2.5])
+    history = train({**tiny_cfg, 'epochs': 4})
+    latest, best = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    assert progress_of(best) == dict(epoch=2, best_score=0.0, epochs_since_improvement=0)
+    assert progress_of(latest) == dict(epoch=4, best_score=0.0, epochs_since_improvement=2)
+    assert best_epoch(history)['epoch'] == 2
 
 
 def test_learning_rate_falls_and_training_stops(tiny_cfg, scripted, capsys):
