@@ -20,6 +20,7 @@ from torch import nn
 
 from features import encoder_digest
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
+from own_code import remember_sources
 from utils import atomic_path
 
 
@@ -69,6 +70,11 @@ def decoder_name(cfg):
     return 'Attention' if cfg['attention'] else 'NoAttention'
 
 
+def decoder_path(cfg):
+    """Where the decoder's class is, such as 'models.DecoderWithRNN'."""
+    return cfg.get('decoder') or f"models.{'DecoderWithAttention' if cfg['attention'] else 'DecoderWithRNN'}"
+
+
 def find_decoder(cfg):
     """The decoder's class: one of models.py, or the one that ``cfg['decoder']`` names ('my_decoder.MyDecoder').
 
@@ -84,6 +90,7 @@ def find_decoder(cfg):
         missing = f'and there is no file {module}.py beside models.py' if module else "the file's name before a dot"
         raise ValueError(f'{wrong}{whole}, {missing}')
     decoder = getattr(importlib.import_module(module), name, None)
+    remember_sources()
     if not inspect.isclass(decoder):
         raise ValueError(f'{wrong}, and {module}.py has no class {name}')
     missing = [method for method in ('forward', 'start', 'step')
@@ -131,24 +138,32 @@ def build_decoder(cfg, vocab_size, encoder_dim):
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
-    wanted = parameters_of(kind)
+    wanted, own = parameters_of(kind), inspect.signature(kind).parameters
     options = cfg.get('decoder_options') or {}
-    own = [p.name for p in wanted if p.name not in sizes]
-    if foreign := set(options) - set(own):
+    others = [p.name for p in wanted if p.name not in sizes]
+    if foreign := set(options) - set(others):
         raise ValueError(f"decoder_options has {', '.join(map(repr, sorted(foreign)))}, but {kind.__name__} takes "
-                         f"{', '.join(map(repr, own)) or 'nothing'} there")
+                         f"{', '.join(map(repr, others)) or 'nothing'} there")
     sizes = {**sizes, **options}
-    unknown = [p.name for p in wanted if p.name not in sizes and p.default is p.empty]
+    unknown = [p.name for p in wanted if p.name in own and p.name not in sizes and p.default is p.empty]
     if unknown:
         raise ValueError(f'{kind.__name__} asks for {", ".join(unknown)}; give it a default value '
                          f'(it gets what it asks for of {", ".join(sizes)})')
-    return kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
+    try:
+        return kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
+    except TypeError as error:
+        if all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.values()):
+            raise
+        raise ValueError(f'{kind.__name__} cannot be made ({error}): name what it takes in its __init__, in place of '
+                         '*args and **kwargs') from error
 
 
 def parameters_of(kind):
     """What a decoder's class takes; one with ``**kwargs`` hands them on, to the class that it is made from."""
     found = {}
     for one in kind.__mro__:
+        if '__init__' not in vars(one):
+            continue
         taken = inspect.signature(one).parameters.values()
         found = {p.name: p for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
         if one is nn.Module or all(p.kind != p.VAR_KEYWORD for p in taken):

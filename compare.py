@@ -13,6 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import mean, stdev
 
+import torch
+
+import distillation
 import word_vectors
 from checkpoints import (
     build_decoder,
@@ -20,15 +23,14 @@ from checkpoints import (
     checkpoint_paths,
     decoder_name,
     file_digest,
-    find_decoder,
     load_model,
     read_checkpoint,
 )
 from coco_metrics import coco_scores, write_coco_files
 from datasets import content_digest
-from distillation import distill
 from ensembles import Ensemble, load_ensemble
 from evaluate import evaluate
+from features import encoder_digest
 from own_code import code_digest, open_todo
 from self_critical import surrogate_loss
 from solver import DEFAULTS, check_decoder, check_settings, made_of, some_captions, train
@@ -61,29 +63,28 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     """
     check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes, spice)
     folder, device = Path(output_folder), cfg.get('device')
-    check_runs(runs, cfg, folder, seeds, split)
-    check_shown(shown, cfg, split)
+    encoders = check_runs(runs, cfg, folder, seeds, split)
+    check_shown(shown, runs, cfg, folder, split)
     results, ends = [], {}
     for name, own in runs.items():
         found = []
         members = own.get('ensemble') or own.get('distill') or []
         paths = [best_path(member, runs, cfg, folder, seed) for member in members for seed in seeds]
         if 'ensemble' in own:
-            first, *others = [settings(member, runs, cfg, folder, seeds[0]) for member in members]
-            code = code_digest(Ensemble, *map(find_decoder, [first, *others]))
-            found.append(tested('Ensemble', paths, code, [], folder / directory(name), first, split, beam_sizes, spice))
+            first = settings(members[0], runs, cfg, folder, seeds[0])
+            found.append(tested('Ensemble', paths, [], folder / directory(name), first, split, beam_sizes, spice))
         else:
             if 'distill' in own:
                 taught(paths, said_by(folder, members), device)
             for seed in seeds:
                 print(f'== {name}, seed {seed} ==', flush=True)
                 wanted = settings(name, runs, cfg, folder, seed)
-                history, best = trained(wanted), checkpoint_paths(wanted)[1]
+                history = trained(wanted, encoders[of_the_encoder(wanted)])
+                best = checkpoint_paths(wanted)[1]
                 begins = ends.get((own.get('start_from'), seed), 0)
                 ends[name, seed] = begins + best_epoch(history)['epoch']
-                code, name_of = code_digest(find_decoder(wanted)), decoder_name(wanted)
-                found.append(dict(begins=begins) | tested(name_of, [best], code, history, best.parent, wanted, split,
-                                                          beam_sizes, spice))
+                found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, wanted,
+                                                          split, beam_sizes, spice))
         results.append(dict(name=name, seeds=found))
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
@@ -118,33 +119,38 @@ def check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes, spice):
     for what, numbers, least in (('seeds', seeds, 0), ('beam_sizes', beam_sizes, 1)):
         if not isinstance(numbers, (list, tuple)) or not numbers or len(set(map(str, numbers))) < len(numbers) or any(
                 type(number) is not int or not least <= number < 2 ** 32 for number in numbers):
-            raise ValueError(f'{what} is {numbers!r}; it must be a list of different whole numbers, from {least} on')
+            raise ValueError(f'{what} is {numbers!r}; it must be a list of different whole numbers, from {least} on, '
+                             'below 2 ** 32')
 
 
-def check_shown(shown, cfg, split):
+def check_shown(shown, runs, cfg, folder, split):
     """:raises ValueError: see :func:`compare`"""
     if shown is None:
         return
-    cfg = check_settings(cfg)
+    cfg = settings(next(iter(runs)), runs, cfg, folder, 0)  # the first is trained
     there = len(some_captions(cfg['data_folder'], cfg['data_name'], split).names)
-    if not isinstance(shown, (list, tuple)) or not shown or any(
+    if not isinstance(shown, (list, tuple, range)) or not shown or any(
             type(number) is not int or not 0 <= number < there for number in shown):
         raise ValueError(f'shown is {shown!r}; it must be a list of whole numbers from 0 to {there - 1}: the split has '
                          f'{there} pictures')
 
 
 def check_runs(runs, cfg, folder, seeds, split):
-    """:raises ValueError, NotImplementedError: see :func:`compare`"""
+    """
+    :return: what :func:`layers` found of the encoders
+    :raises ValueError, NotImplementedError: see :func:`compare`
+    """
     folders, built, encoders, data = {}, {}, {}, set()
+    if cfg.get('checkpoint'):
+        raise ValueError(f"cfg has checkpoint={cfg['checkpoint']!r}; a comparison goes on by itself: leave it out")
     for name, own in runs.items():
         other = folders.setdefault(directory(name).lower(), name)  # some file systems see no capitals
         if other != name:
             raise ValueError(f'the runs {other!r} and {name!r} would share the folder {directory(name)}: rename one')
         for key in ('seed', 'output_folder', 'checkpoint'):
-            if key in own or key == 'checkpoint' and cfg.get(key):
-                raise ValueError(f'{name!r} has {key}={own.get(key, cfg.get(key))!r}; runs have none of their own: the '
-                                 'comparison has seeds and an output_folder, with a folder per run and seed, and goes '
-                                 'on by itself')
+            if key in own:
+                raise ValueError(f'{name!r} has {key}={own[key]!r}; runs have none of their own: the comparison has '
+                                 'seeds and an output_folder, with a folder per run and seed, and goes on by itself')
         if own.get('distill') and own.get('captions'):
             raise ValueError(f"{name!r} has captions={own['captions']!r}, but with distill it learns what other runs "
                              'say: leave one of the two out')
@@ -171,10 +177,13 @@ def check_runs(runs, cfg, folder, seeds, split):
                         wanted[part] != first[part] for part in OF_THE_WEIGHTS):
                     raise ValueError(f"{name!r} has start_from={own['start_from']!r}, which is another decoder, or has "
                                      'another encoder, other sizes or another vocabulary')
+                if wanted['word_vectors'] and not first['word_vectors']:
+                    raise ValueError(f"{name!r} has word_vectors, but {own['start_from']!r}, from which it starts, has "
+                                     'none: give them to that run, or to neither')
         key = 'ensemble' if 'ensemble' in own else 'distill'
         if key not in own:
             continue
-        if todo := open_todo(Ensemble):  # teachers are one, too
+        if todo := open_todo(Ensemble.step):  # teachers are one, too
             raise NotImplementedError(todo)
         alone = ', and nothing else' * (key == 'ensemble')  # it trains nothing
         if not own[key] or isinstance(own[key], str) or alone and len(own) > 1:
@@ -189,6 +198,11 @@ def check_runs(runs, cfg, folder, seeds, split):
         if key == 'distill' and any(settings(name, runs, cfg, folder, seeds[0])[part] != members[0][part]
                                     for part in OF_THE_DATA):
             raise ValueError(f'{name!r} has other data than {own[key][0]!r}, so it cannot learn what that says')
+    return encoders
+
+
+def of_the_encoder(cfg):
+    return tuple(cfg[part] for part in OF_THE_ENCODER)
 
 
 def layers(name, cfg, taught, encoders):
@@ -196,7 +210,7 @@ def layers(name, cfg, taught, encoders):
 
     :param cfg: all its settings
     :param taught: whether its captions are those of other runs, still to be made
-    :param encoders: channels of encoders that were built before; another is added
+    :param encoders: channels and fingerprints of encoders that were built before; another is added
     :return: decoder's name, shapes of its weights, vocabulary
     :raises ValueError: what training would refuse, with the run's name before it
     :raises NotImplementedError: it needs a TODO that is still open
@@ -206,18 +220,37 @@ def layers(name, cfg, taught, encoders):
             if cfg[key] and not Path(cfg[key]).exists() and not (taught and key == 'captions'):
                 raise ValueError(f'setting {key!r} is {cfg[key]!r}, and there is no such file')
         word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
-        which = tuple(cfg[part] for part in OF_THE_ENCODER)
-        if which not in encoders:
-            encoders[which] = build_encoder(cfg).encoder_dim
-        decoder = build_decoder(cfg, len(word_map), encoders[which])
+        if (which := of_the_encoder(cfg)) not in encoders:
+            encoder = build_encoder(cfg)
+            encoders[which] = encoder.encoder_dim, encoder_digest(encoder)
+        channels, _ = encoders[which]
+        decoder = build_decoder(cfg, len(word_map), channels)
         check_decoder(decoder, cfg)
     except ValueError as error:
         raise ValueError(f'{name!r}: {error}') from None
-    needed = [*{type(module) for module in decoder.modules()}, *[surrogate_loss] * bool(cfg['self_critical']),
+    try_out(decoder, cfg, channels)
+    needed = [*[surrogate_loss] * bool(cfg['self_critical']),
               *[word_vectors.load] * bool(cfg['word_vectors'] and not cfg['start_from'])]
     if todo := open_todo(*needed):
         raise NotImplementedError(todo)
     return decoder_name(cfg), {key: value.shape for key, value in decoder.state_dict().items()}, word_map
+
+
+def try_out(decoder, cfg, channels):
+    """Let a decoder read two captions of pictures without anything in them.
+
+    :raises NotImplementedError: a TODO that it needs is still open; whatever else stops it is for its training to say
+    """
+    cells, words = torch.zeros(2, 2, 2, channels), torch.zeros(2, 3, dtype=torch.long)
+    if hasattr(decoder, 'teacher_forcing') and cfg['teacher_forcing'] != 1:
+        decoder.teacher_forcing = 0.0
+    for call in (lambda: decoder(cells, words, torch.full((2, 1), 3)),
+                 lambda: decoder.step(words[:, 0], *decoder.start(cells))):
+        try:
+            call()
+        except Exception as error:
+            if isinstance(error, NotImplementedError) and 'is still to do' in str(error):
+                raise
 
 
 def settings(name, runs, cfg, folder, seed):
@@ -246,42 +279,54 @@ def said_by(folder, names):
 
 def taught(teachers, path, device):
     """Let teachers caption the training pictures, unless these very ones have."""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or not whole
-        if json.loads(path.read_text())['teachers'] == [file_digest(teacher) for teacher in teachers]:
+    with suppress(OSError, ValueError, AttributeError):  # not there, or not whole
+        if json.loads(path.read_text()).items() >= distillation.made_of(teachers).items():
             return
     print(f'== {path.stem.replace("_", " ")} ==', flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    distill(path, teachers, device=device)
+    distillation.distill(path, teachers, device=device)
 
 
-def trained(cfg):
-    """Train, go on with a training that was stopped, or take the one that is there."""
+def trained(cfg, encoder):
+    """Train, go on with a training that was stopped, or take the one that is there.
+
+    :param encoder: channels and fingerprint
+    """
     latest, best = checkpoint_paths(cfg)
     if latest.exists() and best.exists():
         state = read_checkpoint(latest)
-        before = {**DEFAULTS, **state['settings']}
-        if state['progress'].get('made_of') == made_of(cfg) and all(
-                before[key] == cfg[key] for key in cfg if key not in NOT_COMPARED):
+        changed = other_than(state, cfg, encoder)
+        if not changed:
             if len(state['history']) >= cfg['epochs']:
                 print(f'{best} is there, by these settings, of these captions and by this code: it is taken as it is.',
                       flush=True)
                 return state['history']
             return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
-        print(f'{best.parent} holds a training by other settings or code, or of other captions or files: it is trained '
-              'anew.', flush=True)
+        print(f"{best.parent} holds a training that differs in {', '.join(changed)}: it is trained anew.", flush=True)
     return train(cfg)
 
 
-def tested(name, paths, code, history, folder, cfg, split, beam_sizes, spice):
+def other_than(state, cfg, encoder):
+    """What of a training's checkpoint is not as it would be now: names of settings, files and the like."""
+    before, now = {**DEFAULTS, **state['settings']}, made_of(cfg)
+    was = state['progress'].get('made_of')
+    was = was if isinstance(was, dict) else {}
+    frozen = state['encoder'] is None  # else its weights are in the checkpoint
+    return [*[key for key in cfg if key not in NOT_COMPARED and before[key] != cfg[key]],
+            *[key for key in {**now, **was} if now.get(key) != was.get(key)],
+            *['encoder'] * (frozen and state['encoder_digest'] != encoder[1])]
+
+
+def tested(name, paths, history, folder, cfg, split, beam_sizes, spice):
     """Test scores of a checkpoint, or of several together, kept in ``folder``.
 
     Those that are there are taken if they are of these very files.
 
     :param name: of the decoder; 'Ensemble' loads ``paths`` as one
-    :param code: fingerprint of its code
     :param cfg: settings of one of them, for its data and device
     """
-    wanted = dict(split=split, beam_sizes=list(beam_sizes), spice=spice, code=code,
+    wanted = dict(split=split, beam_sizes=list(beam_sizes), spice=spice,
+                  code=code_digest('ensembles.Ensemble') if name == 'Ensemble' else None,  # of others it is in these:
                   data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                   checkpoints=[file_digest(path) for path in paths])
     path, device = folder / f'{split.lower()}_{name}.json', cfg['device']

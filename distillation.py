@@ -23,6 +23,7 @@ from beam_search import beam_search, sample_search
 from checkpoints import file_digest
 from cider import CiderD
 from ensembles import load_ensemble
+from own_code import code_digest
 from solver import caption_dataset, encode, half_precision
 from utils import atomic_path
 
@@ -71,9 +72,16 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
                 found.append(own + [said[j] for j in taken[::-1]])
             bar.update(len(numbers))
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(dict(teachers=[file_digest(teacher) for teacher in teachers],
-                                             names=dataset.names, captions=found)))
+        temporary.write_text(json.dumps(dict(made_of(teachers), names=dataset.names, captions=found)))
     return float(np.mean(scores)) if scores else 0.0
+
+
+def made_of(teachers):
+    """Fingerprints of teachers and of the code that lets them caption together, to see whether they are still the same.
+
+    :param teachers: checkpoints, as for :func:`distill`
+    """
+    return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest('ensembles.Ensemble'))
 
 
 def own_captions(dataset, model, number):

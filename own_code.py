@@ -1,103 +1,191 @@
-"""The code of this folder that a class runs: a fingerprint of it, and whether a TODO in it is still open."""
+"""The code of this folder that a class runs: a fingerprint of its source, and whether a TODO in it is still open."""
 
+import ast
 import hashlib
+import importlib.util
 import inspect
 import re
 import sys
-import types
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
-PLAIN = (int, float, str, bytes, bool, tuple, type(None))
+SEEN = {}  # module -> the spec that it was loaded by, its source at that time
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+EVERYTHING = '*'
 
 
-def code_digest(*things):
-    """Fingerprint of what classes and functions run, 16 hexadecimal digits.
+class Statement(NamedTuple):
+    """One at the top of a module.
 
-    It holds what is loaded, not what the files say meanwhile; comments, docstrings and line numbers do not count.
-    Beside the things themselves: base classes, and what they name of this folder's files, and so on.
+    :ivar text: without comments and docstrings
+    :ivar binds: names that it gives a value or changes; EVERYTHING of ``from module import *``
+    :ivar uses: what it names, here or in another module of this folder: set of (module, name)
     """
-    found, waiting = {}, list(things)
+
+    text: str
+    binds: set
+    uses: set
+
+
+def code_digest(*names):
+    """Fingerprint of the code of classes and functions, and of what they name of this folder's files, and so on.
+
+    It is of the sources as they were when they were loaded; comments, docstrings and line breaks do not count, names of
+    local variables do. A method that a notebook has replaced counts as it is there.
+
+    :param names: such as 'models.DecoderWithRNN'
+    :return: 16 hexadecimal digits, the same in every process
+    """
+    found, done, waiting = {}, set(), [tuple(name.rsplit('.', 1)) for name in names]
     while waiting:
-        thing = waiting.pop()
-        name = f'{thing.__module__}.{thing.__qualname__}'
-        if name in found or not is_own(thing):
+        module, name = key = waiting.pop()
+        if key in done:
             continue
-        if inspect.isclass(thing):
-            values = {key: value for key, value in vars(thing).items() if isinstance(value, PLAIN) and key[:2] != '__'}
-            found[name] = sorted(values.items())
-            waiting += [*thing.__mro__[1:], *functions_of(thing)]
-        else:
-            used = named(thing)
-            plain = {key: value for key, value in used.items() if isinstance(value, PLAIN)}
-            found[name] = described(thing.__code__, thing.__doc__), *map(written, (
-                thing.__defaults__, thing.__kwdefaults__)), sorted(plain.items())
-            waiting += [value for value in used.values() if inspect.isclass(value) or inspect.isfunction(value)]
-    return hashlib.sha256(repr(sorted(found.items())).encode()).hexdigest()[:16]
+        done.add(key)
+        for number, statement in enumerate(statements(module)):
+            of_star = EVERYTHING in statement.binds
+            if name in statement.binds or name == EVERYTHING or of_star:
+                found[module, number] = statement.text
+                waiting += [(other, name) for other, _ in statement.uses] if of_star else statement.uses
+        for place, source in replaced(module, name):
+            found[module, place] = source
+    order = sorted(found, key=lambda key: (key[0], isinstance(key[1], str), key[1]))
+    return hashlib.sha256(repr([(key[0], found[key]) for key in order]).encode()).hexdigest()[:16]
 
 
-def open_todo(*things):
-    """What the first TODO says that is still open; None: all are done.
-
-    :param things: functions, and classes: of these the methods that count, where one takes another's place
-    """
-    for thing in things:
-        members = [inspect.getattr_static(thing, name) for name in dir(thing)] if inspect.isclass(thing) else [thing]
-        for function in filter(is_own, map(inside, members)):
-            for text in constants(function.__code__):
-                if isinstance(text, str) and re.match(r'TODO \d+: \S+ is still to do', text):
-                    return text
+def open_todo(*functions):
+    """What the first TODO says that is still open in these functions; None: all are done."""
+    for function in functions:
+        for text in inspect.unwrap(function).__code__.co_consts:
+            if isinstance(text, str) and re.match(r'TODO \d+: \S+ is still to do', text):
+                return text
     return None
 
 
-def inside(member):
-    """The function of a method, a property or the like; None if there is none."""
-    member = getattr(member, '__func__', None) or getattr(member, 'fget', None) or getattr(member, 'func', member)
-    return inspect.unwrap(member) if inspect.isfunction(member) else None
+def remember_sources():
+    """To be called when modules were loaded: a file may be edited while they stay as they were."""
+    here = {path.stem for path in FOLDER.iterdir()}
+    for module in list(sys.modules):
+        if module.partition('.')[0] in here:
+            source_of(module)
 
 
-def functions_of(kind):
-    return [function for function in map(inside, vars(kind).values()) if function]
+def source_of(module):
+    """What the file of a module says, or said when it was loaded; '' if it is not of this folder."""
+    spec, path = getattr(sys.modules.get(module), '__spec__', None), path_of(module)
+    if path is None:
+        return ''
+    if spec is None:
+        return path.read_text(encoding='utf-8')
+    if SEEN.get(module, (None, ''))[0] is not spec:  # a module that is loaded again has another
+        SEEN[module] = spec, path.read_text(encoding='utf-8')
+    return SEEN[module][1]
 
 
-def is_own(thing):
-    """Whether a class, a function or a module is of a file in this folder."""
-    module = thing if inspect.ismodule(thing) else sys.modules.get(getattr(thing, '__module__', None))
-    file = getattr(module, '__file__', None)
-    return bool(file) and Path(file).resolve().parent == FOLDER
+def path_of(module):
+    """The file in this folder, or below, that is imported by this name; None if there is none."""
+    path = FOLDER.joinpath(*module.split('.'))
+    return next((file for file in (path.parent / f'{path.name}.py', path / '__init__.py') if file.is_file()), None)
 
 
-def named(function):
-    """What a function names of its module, and of this folder's modules: name -> value."""
-    names = {name for code in codes(function.__code__) for name in code.co_names}
-    modules = [value for name in names if inspect.ismodule(value := function.__globals__.get(name)) and is_own(value)]
-    spaces = [function.__globals__, *map(vars, modules)]
-    return {name: space[name] for space in spaces for name in names if name in space}
+def statements(module):
+    """:return: tuple of :class:`Statement`; empty if the module is not of this folder"""
+    return parsed(module, source_of(module))
 
 
-def codes(code):
-    """A code object and those inside of it."""
-    return [code, *(inner for part in code.co_consts if isinstance(part, types.CodeType) for inner in codes(part))]
+@cache
+def parsed(module, source):
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for part in ('body', 'orelse', 'finalbody'):
+            if isinstance(inner := getattr(node, part, None), list):  # an expression's are no lists
+                setattr(node, part, [line for line in inner if not is_text(line)])
+    imported = {}  # name -> module of this folder
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            imported |= modules_of(node, module)
+    return tuple(Statement(ast.unparse(node), binds(node), uses(node, module, imported))
+                 for line in tree.body for node in one_by_one(line))
 
 
-def constants(code):
-    return [part for inner in codes(code) for part in inner.co_consts]
+def one_by_one(node):
+    """An import of several names as imports of one; other statements as they are."""
+    if isinstance(node, ast.Import):
+        return [ast.Import([alias]) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [ast.ImportFrom(node.module, [alias], node.level) for alias in node.names]
+    return [node]
 
 
-def described(code, docstring=None):
-    """What a code object does, the same in every process."""
-    return code.co_code.hex(), code.co_names, [written(part) for part in code.co_consts if docstring is None
-                                               or part != docstring]
+def is_text(line):
+    return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
 
 
-def written(value):
-    """A value as text that is the same in every process."""
-    if isinstance(value, types.CodeType):
-        return described(value)
-    if isinstance(value, dict):
-        return written(tuple(value.items()))
-    if isinstance(value, (tuple, list)):
-        return [written(part) for part in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(repr, value))
-    return repr(value) if isinstance(value, (*PLAIN, range, complex, type(...))) else type(value).__name__
+def modules_of(node, module):
+    """Modules of this folder that an import statement gives a name: dict name -> module."""
+    whole = [(alias.asname or alias.name.partition('.')[0], alias.name) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        whole = [(name, f'{origin(node, module)}.{inner}') for name, inner in whole]
+    return {name: found for name, found in whole if path_of(found)}
+
+
+def origin(node, module):
+    """The module that ``from ... import`` reads from."""
+    name = '.' * node.level + (node.module or '')
+    if not node.level:
+        return name
+    package = module if path_of(module).name == '__init__.py' else module.rpartition('.')[0]
+    return importlib.util.resolve_name(name, package)
+
+
+def names_in(node):
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def binds(node):
+    if isinstance(node, DEFINITIONS):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name.partition('.')[0] for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return set().union(*map(names_in, node.targets))
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
+        return names_in(node.target)
+    # a call may change whatever it is given; if, for, try and with hold statements of their own
+    inner = [part for part in ast.walk(node) if isinstance(part, (*DEFINITIONS, ast.Import, ast.ImportFrom))]
+    return names_in(node).union(*map(binds, inner))
+
+
+def uses(node, module, imported):
+    found, attributes = set(), set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id in imported:
+            found.add((imported[part.value.id], part.attr))
+            attributes.add(part.value)
+        elif isinstance(part, ast.ImportFrom) and path_of(origin(part, module)):
+            found |= {(origin(part, module), alias.name) for alias in part.names}
+        elif isinstance(part, ast.Import):  # of one in a folder all counts
+            found |= {(alias.name, EVERYTHING) for alias in part.names if '.' in alias.name and path_of(alias.name)}
+        elif isinstance(part, ast.Name):
+            found.add((module, part.id))
+            if part.id in imported and part not in attributes:  # handed on as it is: anything may be taken from it
+                found.add((imported[part.id], EVERYTHING))
+    return found
+
+
+def replaced(module, name):
+    """What a notebook has put in the place of a function or a method of this folder: pairs of place and source."""
+    thing = getattr(sys.modules.get(module), name, None)
+    members = {name: thing} | (dict(vars(thing)) if inspect.isclass(thing) else {})
+    for place, member in members.items():
+        member = getattr(member, '__func__', member) if isinstance(member, (staticmethod, classmethod)) else member
+        if inspect.isfunction(member) and member.__module__ == '__main__' and path_of(module):
+            try:
+                yield f'{name}.{place}', inspect.getsource(member)
+            except OSError:  # typed into a console
+                yield f'{name}.{place}', member.__code__.co_code.hex()
+
+
+remember_sources()

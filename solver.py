@@ -25,8 +25,8 @@ from checkpoints import (
     build_model,
     checkpoint_paths,
     decoder_name,
+    decoder_path,
     file_digest,
-    find_decoder,
     read_checkpoint,
     restore_model,
     restore_random_states,
@@ -663,7 +663,7 @@ def start_from(model, path):
     cfg = model.settings
     if cfg['word_vectors'] and not state['settings'].get('word_vectors'):
         raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
-                         'starts, was trained without: give the file to that training')
+                         'starts, was trained without: give the file to that training, or leave the setting out here')
     restore_model(model, state, path)
     options = [settings.get('decoder_options') or {} for settings in (state['settings'], cfg)]
     if options[0] != options[1]:
@@ -724,15 +724,19 @@ def resume(model, optimizers, path):
 
 def made_of(cfg):
     """Fingerprints of what a training is made of beside its settings, to see whether that is still the same: data, the
-    files that it starts from or reads, the code of its decoder.
+    files that it starts from or reads, the code of its encoder and decoder.
 
     :param cfg: all settings
+    :return: dict: what -> fingerprint
     """
-    data = [content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')]
-    read = ['start_from', 'captions', *['word_vectors'] * (not cfg['start_from']), 'encoder_weights']
-    code = [find_decoder(cfg), *[SelfCritical] * bool(cfg['self_critical'])]
-    files = [cfg[key] for key in read if cfg[key] and Path(cfg[key]).is_file()]
-    return [*data, *map(file_digest, files), code_digest(*code)]
+    vectors = bool(cfg['word_vectors'] and not cfg['start_from'])
+    read = ['start_from', 'captions', *['word_vectors'] * vectors, 'encoder_weights']
+    code = [decoder_path(cfg), 'models.Encoder', *['self_critical.SelfCritical'] * bool(cfg['self_critical']),
+            *['word_vectors.load'] * vectors]
+    return {
+        **{f'{split} split': content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')},
+        **{f'{key} file': file_digest(cfg[key]) for key in read if cfg[key] and Path(cfg[key]).is_file()},
+        'code': code_digest(*code)}
 
 
 def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False):

@@ -209,7 +209,7 @@ def test_greedy_bleu_takes_each_image_once(tiny_data, monkeypatch):
 
 def progress_of(path):
     progress = read_checkpoint(path)['progress']
-    assert len(progress.pop('made_of')) == 3  # fingerprints of training and validation captions, and of code
+    assert set(progress.pop('made_of')) == {'TRAIN split', 'VAL split', 'code'}
     return progress
 
 
@@ -538,6 +538,30 @@ class Handing(DecoderWithAttention):
         super().__init__(*args, **kwargs)
         self.share = share
 
+class OfAShare(Handing):
+    def __init__(self, share, **kwargs):
+        super().__init__(**kwargs, share=share)
+
+class Given(OfAShare):
+    """What its base asks for it gives itself."""
+    def __init__(self, **kwargs):
+        super().__init__(0.75, **kwargs)
+
+class Nothing:
+    pass
+
+class Mixed(Nothing, DecoderWithAttention):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+class InOrder(DecoderWithAttention):
+    def __init__(self, *args):
+        super().__init__(*args)
+
+class Twice(DecoderWithAttention):
+    def __init__(self, **kwargs):
+        super().__init__(dropout=0.1, **kwargs)
+
 class Blind(DecoderWithAttention):
     def forward(self, *arguments):
         return super().forward(*arguments)[:3]
@@ -566,7 +590,7 @@ def own_file(tmp_path, monkeypatch):
     sys.modules.pop('my_decoder', None)
 
 
-@pytest.mark.parametrize('name', ['Mine', 'Few', 'Handing'])
+@pytest.mark.parametrize('name', ['Mine', 'Few', 'Handing', 'Given', 'Mixed'])
 def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, tiny_data):
     cfg = {**tiny_cfg, 'decoder': f'my_decoder.{name}'}
     history = train(cfg)
@@ -603,6 +627,8 @@ def test_settings_that_are_none(cfg):
     ('my_decoder.function', 'my_decoder.py has no class function'),
     ('my_decoder.Silent', 'it has no forward and no step'),
     ('my_decoder.Greedy', 'Greedy asks for layers; give it a default value'),
+    ('my_decoder.InOrder', r'InOrder cannot be made \(.* missing .*\): name what it takes in its __init__'),
+    ('my_decoder.Twice', r"Twice cannot be made \(.*multiple values for .*'dropout'\): name what it takes in its"),
     ('my_decoder.Blind', 'forward of Blind returns 3 things; it must return predictions, .*alphas')])
 def test_own_decoder_that_cannot_be(own_file, tiny_cfg, decoder, message):
     with pytest.raises(ValueError, match=message):
