@@ -57,7 +57,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :param shown: numbers of pictures of the split, if some are to be shown later on: that they are there is checked
     :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
-        the weights that it starts from), and what ``evaluate.evaluate`` gives, the other metrics among the scores)
+        the weights that it starts from, and the last of these or None), and what ``evaluate.evaluate`` gives, the other
+        metrics among the scores)
     :raises ValueError: settings that cannot be, or a run that no run above is called; before anything is trained
     :raises NotImplementedError: a run needs a TODO that is still open; likewise
     """
@@ -81,8 +82,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 wanted = settings(name, runs, cfg, folder, seed)
                 history = trained(wanted, encoders[of_the_encoder(wanted)])
                 best = checkpoint_paths(wanted)[1]
-                begins = ends.get((own.get('start_from'), seed), 0)
-                ends[name, seed] = begins + best_epoch(history)['epoch']
+                begins = ends.get((own.get('start_from'), seed), (0, None))
+                ends[name, seed] = begins[0] + best_epoch(history)['epoch'], best_epoch(history)
                 found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, wanted,
                                                           split, beam_sizes, spice))
         results.append(dict(name=name, seeds=found))

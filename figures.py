@@ -77,8 +77,8 @@ def plot_comparison(histories, begins=None):
     The loss is the cross-entropy alone, since not all have the penalty of attention.
 
     :param histories: dict name -> list of histories of ``solver.train``, one per seed; the first seed's line is full
-    :param begins: dict name -> list of numbers: after which epoch of what came before these histories begin; None: all
-        at 0
+    :param begins: dict name -> list of pairs: after how many epochs of what came before these histories begin, and the
+        last of these (None: it is not known), from which a dotted line leads here; without it all begin at 0
     """
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
     keys = dict(val_cross_entropy='validation cross-entropy', val_top5='validation top-5 accuracy, %',
@@ -90,10 +90,12 @@ def plot_comparison(histories, begins=None):
     for i, (name, of_seeds) in enumerate(histories.items()):
         for seed, history in enumerate(of_seeds):
             for axes, key in zip(panels, keys, strict=True):
-                before = begins[name][seed] if begins else 0
-                axes.plot([before + entry['epoch'] for entry in history], [entry[key] for entry in history], marker='o',
-                          markersize=3, color=colors(i), alpha=0.4 if seed else 1,
-                          label=None if seed else label(name))
+                before, last = begins[name][seed] if begins else (0, None)
+                numbers, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
+                style = dict(color=colors(i), alpha=0.4 if seed else 1)
+                axes.plot(numbers, values, marker='o', markersize=3, label=None if seed else label(name), **style)
+                if last and key in last:
+                    axes.plot([before, numbers[0]], [last[key], values[0]], ':', **style)
     for axes, title in zip(panels, keys.values(), strict=True):
         axes.set(title=title, xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True)

@@ -469,8 +469,11 @@ def test_a_metric_that_could_not_be_had_once():
 
 def test_where_second_phases_begin(cfg, tmp_path):
     found = compare({'a': dict(epochs=3), 'b': dict(start_from='a'), 'c': dict(start_from='b')}, cfg, tmp_path, (0, 1))
-    first, second, third = ([(seed['begins'], seed['best_epoch']) for seed in result['seeds']] for result in found)
-    assert [begins for begins, _ in first] == [0, 0]
+    first, second, third = ([(seed['begins'][0], seed['best_epoch']) for seed in result['seeds']] for result in found)
+    assert [seed['begins'] for seed in found[0]['seeds']] == [(0, None)] * 2
+    for before, after in zip(found, found[1:], strict=False):
+        for one, other in zip(before['seeds'], after['seeds'], strict=True):
+            assert other['begins'][1] == one['history'][one['best_epoch'] - 1]
     assert [begins for begins, _ in second] == [sum(seed) for seed in first]
     assert [begins for begins, _ in third] == [sum(seed) for seed in second]
 

@@ -128,10 +128,12 @@ def test_comparison():
     assert figure.axes[0].get_title() == 'validation cross-entropy'
     for entry in histories['another'][0]:
         del entry['val_cross_entropy']  # trained before it was recorded: not two things in one panel
-    losses = plot_comparison(histories, {'Attention': [0, 0], 'another': [2]}).axes[0]
-    assert [list(line.get_xdata()) for line in losses.lines] == [[1, 2, 3], [1, 2], [3, 4, 5, 6]]
+    last = dict(epoch=2, val_loss=4.25)
+    losses = plot_comparison(histories, {'Attention': [(0, None)] * 2, 'another': [(2, last)]}).axes[0]
+    assert [list(line.get_xdata()) for line in losses.lines] == [[1, 2, 3], [1, 2], [3, 4, 5, 6], [2, 3]]
     assert losses.get_title() == 'validation loss'
-    assert [line.get_ydata()[0] for line in losses.lines] == [3.5, 3.5, 3.5]
+    assert [line.get_ydata()[0] for line in losses.lines] == [3.5, 3.5, 3.5, 4.25]
+    assert losses.lines[3].get_ydata()[1] == 3.5 and losses.lines[3].get_color() == losses.lines[2].get_color()
 
 
 def test_pictures_that_there_are_not(tmp_path):
