@@ -18,6 +18,7 @@ import processes
 import row_file
 from datasets import CaptionDataset
 from locks import locked
+from own_code import code_digest
 from utils import atomic_path, evaluating
 
 SAFE_EVERY = 500  # images; a kill costs at most so many
@@ -38,16 +39,16 @@ def encoder_digest(encoder):
     return digest.hexdigest()[:16]
 
 
-def code_digest(encoder):
-    """Fingerprint of the code of a module of your own: the same layers and weights can be put together in other ways.
+def code_of_encoder(encoder):
+    """Fingerprint of the code: the same layers and weights can be put together in other ways.
 
-    It does not see what that code calls outside of its class.
+    Of a module of your own it does not see what that calls outside of its class.
 
-    :return: 16 hexadecimal digits; '' where all modules are a library's
+    :return: 16 hexadecimal digits
     """
     kinds = {base for module in encoder.stages.modules() for base in type(module).__mro__
              if base is not object and base.__module__.partition('.')[0] not in LIBRARIES}
-    code = []
+    code = [code_digest('models.Encoder')]
     for kind in sorted(kinds, key=lambda kind: (kind.__qualname__, kind.__module__)):
         for name, function in sorted(vars(kind).items()):
             function = getattr(function, '__func__', None) or getattr(function, 'fget', None) or function
@@ -56,7 +57,7 @@ def code_digest(encoder):
                     code.append(inspect.getsource(function))
                 except OSError:  # typed into a console
                     code.append(f'{name} {function.__code__.co_code} {function.__code__.co_names}')
-    return hashlib.sha256('\n'.join(code).encode()).hexdigest()[:16] if kinds else ''
+    return hashlib.sha256('\n'.join(code).encode()).hexdigest()[:16]
 
 
 def identity(data_folder, data_name, split):
@@ -134,10 +135,8 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
 def _file_of(encoder, data_folder, data_name, split, mirror):
     """:return: path of a features file, the attributes that it must have, and its number of rows"""
     images, n = identity(data_folder, data_name, split)
-    stamp = {'images': images, 'encoder': encoder_digest(encoder)}
-    code = code_digest(encoder)
-    return (features_path(data_folder, data_name, split, stamp['encoder'], mirror),
-            {**stamp, 'code': code} if code else stamp, n)
+    stamp = {'images': images, 'encoder': encoder_digest(encoder), 'code': code_of_encoder(encoder)}
+    return features_path(data_folder, data_name, split, stamp['encoder'], mirror), stamp, n
 
 
 def _work_files(path):

@@ -187,5 +187,3 @@ def replaced(module, name):
             except OSError:  # typed into a console
                 yield f'{name}.{place}', member.__code__.co_code.hex()
 
-
-remember_sources()

@@ -37,7 +37,7 @@ from datasets import CaptionDataset, content_digest
 from features import encode_splits
 from features import hold as hold_features
 from metrics import bleu
-from own_code import code_digest
+from own_code import code_digest, remember_sources
 from self_critical import BASELINES, SelfCritical
 from utils import AverageMeter, atomic_path, best_epoch, packed, seed_everything, topk_accuracy
 from vocabulary import SPECIAL_TOKENS, load_word_map
@@ -104,6 +104,7 @@ DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BL
 CALLED_OTHERWISE = dict(lr='decoder_lr', learning_rate='decoder_lr', hidden_size='decoder_dim',
                         hidden_dim='decoder_dim', num_workers='workers', lambda_='alpha_c')
 KEPT_IN_CHECKPOINT = ('start_epoch', 'epochs_since_improvement', 'best_bleu4', 'best_score')
+remember_sources()
 
 
 def check_settings(cfg):
