@@ -58,7 +58,8 @@ def shapes_cnn(widths=(16, 32, 64, 128), channels=32):
     """Small CNN for the embedded shapes: 256 x 256 pixels to 16 x 16 cells of 32 + 10 channels.
 
     Four stages halve the grid; a dilated layer then lets each cell see 155 pixels, a whole large object.
-    ``instructor/pretrain_shapes_cnn.py`` trains it to say what lies at each cell, on pictures of its own.
+    ``instructor/pretrain_shapes_cnn.py`` (in the instructors' repository) trains it to say what lies at each cell, on
+    pictures of its own.
 
     :param widths: channels of each of the four stages
     :param channels: of the grid; few, so that a thousand pictures cannot be told apart by their mean

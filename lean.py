@@ -13,8 +13,9 @@ A loop over words as in ``models.py`` repeats much that is the same for all of t
 - on a CPU, in single precision, the products are oneDNN's, and the gradient of the loss is written over what the loss
   itself needs.
 
-The results are those of the textbook loop (``tests/given/test_lean.py``: outputs and gradients within 1e-5). ``train``
-uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for any other.
+The results are those of the textbook loop (``tests/given/test_lean.py`` in the whole repository: outputs and gradients
+within 1e-5). ``train`` uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for any
+other.
 """
 
 import copy
