@@ -14,8 +14,8 @@ A loop over words as in ``models.py`` repeats much that is the same for all of t
   itself needs.
 
 The results are those of the textbook loop (``tests/given/test_lean.py`` in the whole repository: outputs and gradients
-within 1e-5). ``train`` uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for any
-other.
+within 1e-5). ``train`` uses this only for a decoder to which :func:`objection` has none, and your own ``forward`` for
+any other.
 """
 
 import copy
