@@ -133,11 +133,8 @@ def modules_of(node, module):
 
 def origin(node, module):
     """The module that ``from ... import`` reads from."""
-    name = '.' * node.level + (node.module or '')
-    if not node.level:
-        return name
     package = module if path_of(module).name == '__init__.py' else module.rpartition('.')[0]
-    return importlib.util.resolve_name(name, package)
+    return importlib.util.resolve_name('.' * node.level + (node.module or ''), package)
 
 
 def names_in(node):
