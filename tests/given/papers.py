@@ -8,9 +8,21 @@ import math
 
 import numpy as np
 import torch
-from small import ATTENTION, DRAWN, PIXELS, READ, make, pictures, some_attention, states
+from small import (
+    ATTENTION,
+    DRAWN,
+    PIXELS,
+    READ,
+    before_a_step,
+    looks,
+    make,
+    pictures,
+    some_attention,
+    some_weights,
+    states,
+)
 from torch.nn import functional as F
-from verdicts import Value, as_array
+from verdicts import Value, as_array, close
 
 
 def linear(layer, x):
@@ -23,95 +35,156 @@ def linear_rows(layer, rows):
 
 # --- Knowing when to look ---
 
-SLIPS = {
-    'x the other way round': 'x is [w_t; v_g], the word first',
-    'no ReLU on V': 'v_i = ReLU(W_a a_i), the ReLU is missing',
-    'the old h looks': 'the new hidden state looks (eq. 6), not the old one',
-    'h left out of the scores': 'the scores are of c + h, h is missing (eq. 13)'}
-ADAPTIVE_SLIPS = {
-    **SLIPS,
-    's from the old cell state': 's_t comes from the new cell state m_t (eq. 10), not from the old one',
-    's without tanh': 's_t = g_t * tanh(m_t), the tanh is missing (eq. 10)',
-    's with tanh twice': 's_t = g_t * tanh(m_t): tanh_m is tanh(m_t) already (eq. 10), here tanh is taken twice',
-    'W_v for the sentinel': 'the sentinel\'s score has W_s (eq. 12), not W_v',
-    'the sentinel first': 'the pixels\' scores come first and the sentinel\'s last (eq. 12), not the other way round',
-    'the gate from the new h': 'the gate comes from the old hidden state h_{t-1} (eq. 9), not from the new one',
-    'beta from a sigmoid of its own': 'beta is the last entry of the softmax over pixels and sentinel (eq. 12), not a '
-                                      'sigmoid of its own',
-    'beta from a second softmax': 'beta is the last entry of the one softmax over all scores (eq. 12), not of a '
-                                  'second one over the weights and the sentinel\'s score',
-    'beta from alpha': 'beta is the last entry of alpha^ (eq. 12), over pixels and sentinel; alpha, as the paper '
-                       'prints it, has no entry for the sentinel',
-    'the context added twice': 'the context is in twice: c^ = beta s + (1 - beta) c is all of it (eq. 11)',
-    'the context counted down twice': 'the pixels\' weights of that softmax sum to 1 - beta already: (1 - beta) is in '
-                                      'twice'}
-ONLY_IN_THE_SCORES = ('h left out of the scores', 'the context counted down twice', 'the context added twice')
 
-
-def paper_step(decoder, picture, word, h, m, sentinel, slip=None):
+def paper_step(decoder, picture, word, h, m, sentinel):
     """Lu et al. 2017, eqs. 4 to 13 for one caption: scores, alpha, new h, new m.
 
     :param sentinel: whether there is one
-    :param slip: a known error of other ports; None: none
     """
     pixels = picture.flatten(0, 1)
-    V = [linear(decoder.W_a, a) for a in pixels]
-    V = V if slip == 'no ReLU on V' else [torch.relu(v) for v in V]
+    V = [torch.relu(linear(decoder.W_a, a)) for a in pixels]
     v_g = torch.relu(linear(decoder.W_b, pixels.mean(0)))
-    word = decoder.embedding.weight[word]
-    x = torch.cat([v_g, word] if slip == 'x the other way round' else [word, v_g])
+    x = torch.cat([decoder.embedding.weight[word], v_g])
     (new_h,), (new_m,) = decoder.decode_step(x.unsqueeze(0), (h.unsqueeze(0), m.unsqueeze(0)))
-    looks = h if slip == 'the old h looks' else new_h
 
     def score(projection, v):
-        return linear(decoder.w_h, torch.tanh(linear(projection, v) + linear(decoder.W_g, looks)))[0]
+        return linear(decoder.w_h, torch.tanh(linear(projection, v) + linear(decoder.W_g, new_h)))[0]
 
     z = torch.stack([score(decoder.W_v, v) for v in V])
     alpha = z.softmax(dim=0)
     context = sum(a * v for a, v in zip(alpha, V, strict=True))
     if sentinel:
-        of_gate = new_h if slip == 'the gate from the new h' else h
-        g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, of_gate))
-        s = g * {'s from the old cell state': m.tanh(), 's without tanh': new_m,
-                 's with tanh twice': new_m.tanh().tanh()}.get(slip, new_m.tanh())
-        z_s = score(decoder.W_v if slip == 'W_v for the sentinel' else decoder.W_s, s)
-        if slip == 'the sentinel first':
-            alpha_hat = torch.cat([z_s.unsqueeze(0), z]).softmax(dim=0)
-            weights, beta = alpha_hat[:-1], alpha_hat[-1]
-            context = beta * s + sum(a * v for a, v in zip(weights, V, strict=True)) + new_h
-            return linear(decoder.fc, context), weights, new_h, new_m
-        alpha_hat = torch.cat([z, z_s.unsqueeze(0)]).softmax(dim=0)
-        beta = {'beta from a sigmoid of its own': torch.sigmoid(z_s),
-                'beta from a second softmax': torch.cat([alpha, z_s.unsqueeze(0)]).softmax(dim=0)[-1],
-                'beta from alpha': alpha[-1]}.get(slip, alpha_hat[-1])
-        seen = context
-        context = beta * s + (1 - beta) * seen   # eq. 11
-        if slip == 'the context counted down twice':
-            context = beta * s + (1 - beta) ** 2 * seen
-        if slip == 'the context added twice':
-            context = context + seen
-        if slip != 'alphas that sum to 1':
-            alpha = (1 - beta) * alpha
-    scored = context if slip == 'h left out of the scores' else context + new_h
-    return linear(decoder.fc, scored), alpha, new_h, new_m
+        g = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, h))
+        s = g * new_m.tanh()
+        beta = torch.cat([z, score(decoder.W_s, s).unsqueeze(0)]).softmax(dim=0)[-1]
+        alpha, context = (1 - beta) * alpha, beta * s + (1 - beta) * context   # eq. 11
+    return linear(decoder.fc, context + new_h), alpha, new_h, new_m
 
 
 def knowing_when_to_look(kind):
-    """A step from a state that is not zero."""
-    decoder, (h, m) = make(kind), states()
-    slips = ADAPTIVE_SLIPS if kind == 'adaptive' else SLIPS
+    """A step from a state that is not zero, from the picture on."""
+    scores, alpha, h, m = paper_step(make(kind), pictures()[1], READ, *states(), kind == 'adaptive')
+    return dict(h=Value(h, {}), m=Value(m, {}), alpha=Value(alpha, {}), scores=Value(scores, {}))
 
-    def paper(slip=None):
-        return paper_step(decoder, pictures()[1], READ, h, m, kind == 'adaptive', slip)
 
-    scores, alpha, new_h, new_m = paper()
-    of_alpha = {sentence: paper(slip)[1] for slip, sentence in slips.items() if slip not in ONLY_IN_THE_SCORES}
-    if kind == 'adaptive':
-        of_alpha['alpha sums to 1 - beta: return the pixels\' part of the softmax as it is'] = paper(
-            'alphas that sum to 1')[1]
-    other = 'x the other way round'
-    return dict(h=Value(new_h, {SLIPS[other]: paper(other)[2]}), m=Value(new_m, {}), alpha=Value(alpha, of_alpha),
-                scores=Value(scores, {sentence: paper(slip)[0] for slip, sentence in slips.items()}))
+def project(layer, x):
+    return x @ layer.weight.T + (0 if layer.bias is None else layer.bias)
+
+
+def sentinel():
+    """Eqs. 9 and 10 for ``small.looks``."""
+    decoder, given = make('adaptive'), looks()
+    of_x, of_h, tanh_m = project(decoder.W_x, given['x']), project(decoder.W_h, given['h_before']), given['tanh_m']
+    g = torch.sigmoid(of_x + of_h)
+    return dict(s=Value(g * tanh_m, {
+        'tanh_m is tanh(m_t) already (eq. 10), here tanh is taken twice': g * tanh_m.tanh(),
+        'the gate is tanh, it must be sigmoid (eq. 9)': (of_x + of_h).tanh() * tanh_m,
+        'the gate has no sigmoid (eq. 9)': (of_x + of_h) * tanh_m,
+        'the gate is returned, not s_t = g_t * tanh(m_t) (eq. 10)': g,
+        'the gate is 1 - g_t, it must be g_t (eq. 10)': (1 - g) * tanh_m,
+        'the gate has only W_x x, W_h h_{t-1} is missing (eq. 9)': torch.sigmoid(of_x) * tanh_m,
+        'the gate has only W_h h_{t-1}, W_x x is missing (eq. 9)': torch.sigmoid(of_h) * tanh_m}))
+
+
+def attended(kind):
+    """Eqs. 6 to 8, or 11 and 12, for ``small.looks``: c and alpha at each step."""
+    decoder, given = make(kind), looks()
+    V, keys, h_before = given['V'], given['keys'], given['h_before']
+
+    def scores(h, activation=torch.tanh):
+        return project(decoder.w_h, activation(keys.unsqueeze(1) + project(decoder.W_g, h).unsqueeze(2))).squeeze(3)
+
+    def seen(alpha, beta=0.0, s=0.0):
+        return beta * s + torch.einsum('ntp,npd->ntd', alpha, V), alpha
+
+    h = given['h']
+    z = scores(h)
+    over_steps = 'the softmax is over the steps, not the pixels: dim=-1'
+    over_batch = 'the softmax is over the captions of the batch, not the pixels: dim=-1'
+    old = 'the new hidden state looks (eq. 6), not the old one'
+    if kind == 'spatial':
+        right = seen(z.softmax(dim=2))
+        slips = {over_steps: seen(z.softmax(dim=1)), over_batch: seen(z.softmax(dim=0)),
+                 old: seen(scores(h_before).softmax(dim=2)),
+                 'the tanh of the scores is missing (eq. 6)': seen(scores(h, lambda x: x).softmax(dim=2)),
+                 'the softmax is missing': seen(z),
+                 'the mean over the pixels in place of the sum': (right[0] / PIXELS, right[1])}
+    else:
+        s = sentinel()['s'].right
+
+        def with_sentinel(h=h, projection=decoder.W_s, activation=torch.tanh, without_h=False, dim=2):
+            of_h = 0 if without_h else project(decoder.W_g, h)
+            z_s = project(decoder.w_h, activation(project(projection, s) + of_h))
+            alpha = torch.cat([scores(h), z_s], dim=2).softmax(dim=dim)
+            return alpha[..., :-1], alpha[..., -1:], z_s
+
+        alpha, beta, z_s = with_sentinel()
+        right, of_pixels = seen(alpha, beta, s), z.softmax(dim=2)
+        wrong = {'W_g h is missing in the sentinel\'s score (eq. 12)': with_sentinel(without_h=True),
+                 'tanh is missing in the sentinel\'s score (eq. 12)': with_sentinel(activation=lambda x: x),
+                 'the sentinel\'s score has W_s (eq. 12), not W_v': with_sentinel(projection=decoder.W_v),
+                 over_steps: with_sentinel(dim=1), over_batch: with_sentinel(dim=0), old: with_sentinel(h=h_before)}
+        slips = {sentence: seen(weights, of_s, s) for sentence, (weights, of_s, _) in wrong.items()}
+        first = torch.cat([z_s, z], dim=2).softmax(dim=2)
+        slips['the pixels\' scores come first and the sentinel\'s last (eq. 12), not the other way round'] = seen(
+            first[..., :-1], first[..., -1:], s)
+        slips['beta is the last entry of alpha^ (eq. 12), not the first'] = seen(
+            torch.cat([alpha, beta], dim=2)[..., 1:], alpha[..., :1], s)
+        slips['beta is the last entry of alpha^ (eq. 12), here c has the first in its place'] = seen(
+            alpha, alpha[..., :1], s)
+        slips['beta goes with the sentinel and the pixels have theirs already (eq. 11), here it is (1 - beta) s'] = (
+            right[0] + (1 - 2 * beta) * s, alpha)
+        for sentence, own in (
+                ('beta is the last entry of the softmax over pixels and sentinel (eq. 12), not a sigmoid of its own',
+                 torch.sigmoid(z_s)),
+                ('beta is the last entry of the one softmax over all scores (eq. 12), not of a second one over the '
+                 'weights and the sentinel\'s score', torch.cat([of_pixels, z_s], dim=2).softmax(dim=2)[..., -1:]),
+                ('beta is the last entry of alpha^ (eq. 12), over pixels and sentinel; alpha, as the paper prints it, '
+                 'has no entry for the sentinel', of_pixels[..., -1:])):
+            slips[sentence] = seen((1 - own) * of_pixels, own, s)
+        slips |= {
+            'alpha sums to 1 - beta: return the pixels\' part of the softmax as it is': (right[0], of_pixels),
+            'the pixels\' weights in c must sum to 1 - beta (eq. 11), here to 1': (
+                beta * s + seen(of_pixels)[0], right[1]),
+            'the sentinel is missing in c (eq. 11)': seen(alpha),
+            'the sentinel is in c without beta (eq. 11)': seen(alpha, 1.0, s),
+            'the context is in twice: c^ = beta s + (1 - beta) c is all of it (eq. 11)': (
+                right[0] + seen(of_pixels)[0], alpha),
+            'the pixels\' weights of that softmax sum to 1 - beta already: (1 - beta) is in twice': (
+                beta * s + (1 - beta) * seen(alpha)[0], alpha)}
+    return {name: Value(right[i], {sentence: wrong[i] for sentence, wrong in slips.items()
+                                   if not close(as_array(wrong[i]), as_array(right[i]), 1e-9)})
+            for i, name in enumerate(('c', 'alpha'))}
+
+
+def step_around_attend():
+    """A step of *Knowing when to look* for ``small.before_a_step``, with ``some_weights`` in place of ``attend``."""
+    decoder, given = make('spatial'), before_a_step()
+    w, v_g, h, m = (given[name] for name in ('embeddings', 'v_g', 'h', 'm'))
+    x, reversed_x = torch.cat([w, v_g], dim=1), torch.cat([v_g, w], dim=1)
+    new_h, new_m = decoder.decode_step(x, (h, m))
+    wrong = {'x is [w_t; v_g], the word first': decoder.decode_step(reversed_x, (h, m)),
+             'the LSTM is not given its old state (h, m)': decoder.decode_step(x),
+             'h and m go in in the wrong order': decoder.decode_step(x, (m, h)),
+             'h and m come out of the LSTM in this order: here they are exchanged': (new_m, new_h),
+             'the old state is returned, not the new one': (h, m)}
+    alpha = some_weights(given['V'], new_h)
+    c = (alpha.unsqueeze(2) * given['V']).sum(dim=1)
+    scores = project(decoder.fc, c + new_h)
+    return dict(
+        x=Value(x, {'x is [w_t; v_g], the word first': reversed_x}),
+        **{name: Value((new_h, new_m)[i], {sentence: found[i] for sentence, found in wrong.items()})
+           for i, name in enumerate('hm')},
+        h_before=Value(h, {'it is the new one': new_h}),
+        tanh_m=Value(new_m.tanh(), {'tanh is missing': new_m, 'it is the hidden state': new_h,
+                                    's_t comes from the new cell state m_t (eq. 10), not from the old one': m.tanh()}),
+        alpha=Value(alpha, {}),
+        scores=Value(scores, {
+            'the scores are of c + h, h is missing (eq. 13)': project(decoder.fc, c),
+            'the scores are of c + h, c is missing (eq. 13)': project(decoder.fc, new_h),
+            'the scores are of c + h with the new h (eq. 13), not the old one': project(decoder.fc, c + h),
+            'the scores are those before softmax': scores.softmax(dim=1),
+            'the scores are those before softmax, here it is log_softmax': scores.log_softmax(dim=1)}))
 
 
 def look():
@@ -131,19 +204,27 @@ def look():
 
 
 def additive_attention():
-    attention, cells, h = make('bahdanau').attention, pictures().flatten(1, 2)[2], states()[0]
+    attention, all_cells, h = make('bahdanau').attention, pictures().flatten(1, 2), states()[0]
+    cells = all_cells[2]
+
+    def scores(activation, cells=cells):
+        added = torch.stack([linear(attention.U, a) + linear(attention.W, h) for a in cells])
+        return torch.stack([linear(attention.v, activation(row))[0] for row in added])
 
     def weights(activation):
-        added = torch.stack([linear(attention.U, a) + linear(attention.W, h) for a in cells])
-        return torch.stack([linear(attention.v, activation(row))[0] for row in added]).softmax(dim=0)
+        return scores(activation).softmax(dim=0)
 
     right = weights(F.elu)
+    over_batch = torch.stack([scores(F.elu, own) for own in all_cells]).softmax(dim=0)[2]
+    of_batch = 'the softmax is over the pictures of the batch, not over the pixels'
     return dict(
         alpha=Value(right, {
             'tanh in place of ELU': weights(torch.tanh), 'ReLU in place of ELU': weights(torch.relu),
             'the activation is missing': weights(lambda x: x),
+            of_batch: over_batch, 'the softmax is missing': scores(F.elu),
             'the softmax is over another dimension than the pixels': torch.ones(PIXELS)}),
-        context=Value(right @ cells, {'the mean over the pixels in place of the sum': right @ cells / PIXELS}))
+        context=Value(right @ cells, {
+            of_batch: over_batch @ cells, 'the mean over the pixels in place of the sum': right @ cells / PIXELS}))
 
 
 def first_state(kind):
@@ -159,10 +240,21 @@ def keys_of_the_pixels():
     return dict(keys=Value(linear_rows(make('bahdanau').attention.U, pictures()[1].flatten(0, 1)), {}))
 
 
-def lstm_step(decoder, *parts):
-    """The new (h, c) from the old ones of ``states``, and these inputs."""
-    (new_h,), (new_c,) = decoder.decode_step(torch.cat(parts).unsqueeze(0), tuple(s.unsqueeze(0) for s in states()))
+def lstm_step(decoder, *parts, state=None):
+    """The new (h, c) from the old ones of ``states``, or another order of them, and these inputs."""
+    (new_h,), (new_c,) = decoder.decode_step(torch.cat(parts).unsqueeze(0),
+                                             tuple(s.unsqueeze(0) for s in state or states()))
     return dict(h=new_h, c=new_c)
+
+
+def slips_of_the_state(decoder, *parts):
+    """What goes wrong around the LSTM, whatever it reads."""
+    h, c = states()
+    right = lstm_step(decoder, *parts)
+    return {'the LSTM gets (c, h), it must be (h, c)': lstm_step(decoder, *parts, state=(c, h)),
+            'the LSTM is not given its old state (h, c)': lstm_step(decoder, *parts, state=(h * 0, c * 0)),
+            'h and c come out of the LSTM in this order: here they are exchanged': dict(h=right['c'], c=right['h']),
+            'the old one is returned, not the new one': dict(h=h, c=c)}
 
 
 def gated_step():
@@ -172,12 +264,17 @@ def gated_step():
     (context,), (alpha,) = some_attention(cells, h.unsqueeze(0))
     gate = linear(decoder.f_beta, h)
     right = lstm_step(decoder, word, gate.sigmoid() * context)
+    of_c = linear(decoder.f_beta, c)
     mistakes = {
+        **slips_of_the_state(decoder, word, gate.sigmoid() * context),
+        'the input is [embedding; gated context], the word first': lstm_step(decoder, gate.sigmoid() * context, word),
+        'the gate is f_beta(c), it must be f_beta(h)': lstm_step(decoder, word, of_c.sigmoid() * context),
         'the context goes in without the gate': lstm_step(decoder, word, context),
         'the gate is f_beta(h) without sigmoid': lstm_step(decoder, word, gate * context),
         'c looks, in place of h': lstm_step(
             decoder, word, gate.sigmoid() * some_attention(cells, c.unsqueeze(0))[0][0])}
-    return dict(alpha=Value(alpha, {})) | {
+    by_c = some_attention(cells, c.unsqueeze(0))[1][0]
+    return dict(alpha=Value(alpha, {'c looks, in place of h': by_c})) | {
         name: Value(right[name], {sentence: found[name] for sentence, found in mistakes.items()}) for name in 'hc'}
 
 
@@ -188,11 +285,15 @@ def scaled_dot_product():
     attention, cells, h = make('captionnet').attention, pictures().flatten(1, 2)[3], states()[0]
     e = linear_rows(attention.key, cells) @ linear(attention.query, h)
     right = (e / math.sqrt(ATTENTION)).softmax(dim=0)
+    of_batch = torch.stack([linear_rows(attention.key, own) @ linear(attention.query, h) / math.sqrt(ATTENTION)
+                            for own in pictures().flatten(1, 2)]).softmax(dim=0)[3]
     over_queries = 'the softmax is over the queries, of which there is only one'
     return dict(
         alpha=Value(right, {
             'q k^T is not divided by the root of the channels': e.softmax(dim=0),
             'q k^T is divided by the channels, not by their root': (e / ATTENTION).softmax(dim=0),
+            'the softmax is missing': e / math.sqrt(ATTENTION),
+            'the softmax is over the pictures of the batch, not over the keys': of_batch,
             over_queries: torch.ones(PIXELS)}),
         context=Value(right @ cells, {over_queries: cells.sum(dim=0)}))
 
@@ -202,33 +303,60 @@ def two_heads():
     attention, cells = make('two_heads').attention, pictures().flatten(1, 2)
     q, k = linear(attention.query, states()[0]), torch.stack([linear_rows(attention.key, own) for own in cells])
 
-    def looked(parts, channels):
-        weights = [(k[..., part] @ q[part] / math.sqrt(ATTENTION / 2)).softmax(dim=1) for part in parts]
+    def looked(parts, channels, scale=ATTENTION / 2):
+        weights = [(k[..., part] @ q[part] / math.sqrt(scale)).softmax(dim=1) for part in parts]
         seen = torch.zeros_like(cells[:, 0])
         for own, values in zip(weights, channels, strict=True):
             seen[:, values] = (own.unsqueeze(2) * cells[..., values]).sum(dim=1)
-        return sum(weights) / 2, seen
+        return sum(weights) / 2, seen, weights
 
-    right = looked((slice(0, 2), slice(2, 4)), (slice(0, 5), slice(5, 10)))
+    parts, channels = (slice(0, 2), slice(2, 4)), (slice(0, 5), slice(5, 10))
+    alpha, context, (first, second) = looked(parts, channels)
     every_second = looked((slice(0, 4, 2), slice(1, 4, 2)), (slice(0, 10, 2), slice(1, 10, 2)))
-    return {name: Value(right[i], {
-        'a head has every second channel: unflatten into (heads, channels of a head), in this order': every_second[i]})
-        for i, name in enumerate(('alpha', 'context'))}
+    too_small = looked(parts, channels, ATTENTION)
+    unscaled = looked(parts, channels, 1)
+    one_for_all = [(own.unsqueeze(2) * cells).sum(dim=1) for own in (first, second, alpha)]
+    of_all = 'as if it were one head: each head has its own part of q, k and v'
+    together = (k @ q / math.sqrt(ATTENTION)).softmax(dim=1)
+    a_head = 'a head has every second channel: unflatten into (heads, channels of a head), in this order'
+    full_width = 'q k^T is divided by the root of all channels, not of one head\'s (attention_dim / heads)'
+    return dict(
+        alpha=Value(alpha, {
+            a_head: every_second[0], full_width: too_small[0], of_all: together,
+            'q k^T is not divided by the root of a head\'s channels': unscaled[0],
+            'the sum over the heads in place of their mean': 2 * alpha, 'the first head only': first,
+            'the last head only': second}),
+        context=Value(context, {
+            a_head: every_second[1], full_width: too_small[1], of_all: (together.unsqueeze(2) * cells).sum(dim=1),
+            'q k^T is not divided by the root of a head\'s channels': unscaled[1],
+            'the first head\'s weights for all channels': one_for_all[0],
+            'the mean of the heads\' weights for all channels: each sums up its own part': one_for_all[2],
+            'the heads\' parts are in the wrong order': context.roll(5, dims=1)}))
 
 
 def deep_output():
     """A step of CaptionNet, with ``some_attention``."""
     decoder, h = make('captionnet'), states()[0]
     cells, word = pictures()[1].flatten(0, 1).unsqueeze(0), decoder.embedding.weight[READ]
-    (context,), _ = some_attention(cells, h.unsqueeze(0))
+    (context,), (alpha,) = some_attention(cells, h.unsqueeze(0))
     right = lstm_step(decoder, word, context)
 
-    def deep(state, activation=torch.tanh):
-        return linear(decoder.fc, activation(linear(decoder.deep, torch.cat([state, context, word]))))
+    def deep(output, activation=torch.tanh):
+        return linear(decoder.fc, activation(linear(decoder.deep, output)))
 
-    return dict(h=Value(right['h'], {}), c=Value(right['c'], {}), scores=Value(deep(right['h']), {
-        'tanh is missing': deep(right['h'], lambda x: x),
-        'the old h goes into the output, not the new one': deep(h)}))
+    by_c, alpha_by_c = (found[0] for found in some_attention(cells, states()[1].unsqueeze(0)))
+    mistakes = {**slips_of_the_state(decoder, word, context), 'c looks, in place of h': lstm_step(decoder, word, by_c),
+                'the input is [embedding; context], the word first': lstm_step(decoder, context, word)}
+    output = torch.cat([right['h'], context, word])
+    return dict(
+        alpha=Value(alpha, {'c looks, in place of h': alpha_by_c}),
+        **{name: Value(right[name], {sentence: found[name] for sentence, found in mistakes.items()}) for name in 'hc'},
+        output=Value(output, {
+            'the old h goes into the output, not the new one': torch.cat([h, context, word]),
+            'the cell state c goes into the output, not h': torch.cat([right['c'], context, word])}),
+        scores=Value(deep(output), {'tanh is missing': deep(output, lambda x: x),
+                                    'ReLU in place of tanh': deep(output, torch.relu),
+                                    'the scores are those before softmax': deep(output).softmax(dim=0)}))
 
 
 # --- Cells ---
@@ -294,7 +422,8 @@ def surrogate(baseline):
     return dict(gradient=Value(right, mistakes), loss=Value((right * log_p).sum(), {}))
 
 
-CASES = [(knowing_when_to_look, 'spatial'), (knowing_when_to_look, 'adaptive'), (look,), (additive_attention,),
+CASES = [(knowing_when_to_look, 'spatial'), (knowing_when_to_look, 'adaptive'), (look,), (sentinel,),
+         (attended, 'spatial'), (attended, 'adaptive'), (step_around_attend,), (additive_attention,),
          (first_state, 'bahdanau'), (first_state, 'captionnet'), (keys_of_the_pixels,), (gated_step,),
          (scaled_dot_product,), (two_heads,), (deep_output,), (cell_step, 'rnn'), (cell_step, 'gru'),
          (cell_step, 'lstm'), (surrogate, 'greedy'), (surrogate, 'mean')]

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import traceback
 
 import pytest
@@ -18,14 +19,17 @@ from small import (
     SIZES,
     STATE,
     WORDS,
+    before_a_step,
     captions,
+    looks,
     make,
     pictures,
     some_attention,
+    some_weights,
     states,
 )
 from torch.nn.utils.rnn import pad_packed_sequence
-from verdicts import by_hand, same
+from verdicts import as_array, by_hand, called, check, same
 
 import extensions
 from batches import Batches
@@ -45,6 +49,9 @@ from extensions import (
 from models import DecoderWithRNN, Encoder
 from solver import DEFAULTS, caption_loss, check_settings, train
 
+WHERE = {'spatial': 'TODO 6, DecoderWithSpatialAttention', 'adaptive': 'TODO 7, DecoderWithAdaptiveAttention',
+         'bahdanau': 'TODO 9, DecoderWithBahdanauAttention', 'captionnet': 'TODO 10, CaptionNet',
+         'two_heads': 'TODO 10, CaptionNet', **dict.fromkeys(('rnn', 'gru', 'lstm'), 'TODO 8, DecoderWithCell')}
 ATTENDING = [name for name, (_, options) in KINDS.items() if 'attention_dim' in options]
 
 
@@ -57,6 +64,40 @@ def run(decoder, encoder_out=None, tokens=None):
     assert torch.equal(sorted_captions, (captions() if tokens is None else tokens)[sort_ind])
     back = sort_ind.argsort()
     return [values[back] for values in (pad_packed_sequence(predictions, batch_first=True)[0], *alphas)]
+
+
+@functools.cache
+def returned(kind, method):
+    test_what_comes_back(kind, method)
+
+
+@functools.cache
+def parts_of(kind):
+    """Stop at the first part that is wrong: what is made of it would blame another."""
+    of_both = [lambda: test_layers_of_knowing_when_to_look('spatial', 6), test_how_spatial_attention_sees_the_picture,
+               test_a_step_of_spatial_attention_around_attend]
+    attention = test_heads_look_at_parts_of_their_own if kind == 'two_heads' else (
+        test_scaled_dot_product_attention_by_hand)
+    for part in {
+            'spatial': [*of_both, lambda: test_attend_by_hand('spatial')],
+            'adaptive': [*of_both, lambda: test_layers_of_knowing_when_to_look('adaptive', 7),
+                         lambda: test_attend_by_hand('adaptive')],
+            'bahdanau': [test_bahdanau_attention_with_elu, test_the_bahdanau_decoders_gate_and_first_state],
+            'captionnet': [attention, test_captionnets_deep_output],
+            'two_heads': [attention, test_captionnets_deep_output]}.get(kind, [lambda: test_cells_by_hand(kind)]):
+        part()
+
+
+def stand_in(owner, name, function):
+    """In place of a method, however its caller hands over the arguments: by position or by name."""
+    signature = inspect.signature(getattr(owner, name))
+
+    def bound(*args, **named):
+        arguments = signature.bind(*args, **named)
+        arguments.apply_defaults()
+        return function(*arguments.args)
+
+    setattr(owner, name, bound)
 
 
 # --- What comes back from each TODO, for two captions ---
@@ -104,8 +145,8 @@ RETURNED = {  # kind, method (of the decoder or its attention) -> TODO, call, na
             LOOKS, STATES, STATES)),
     ('bahdanau', 'start'): (9, lambda d: d.start(pictures()[:2]), '((h, c), (pixels, keys))', (
         (STATES, STATES), (GRID, KEYS))),
-    ('two_heads', 'attention.forward'): (10, lambda d: d.attention(ones(*GRID), ones(*STATES)), '(context, alpha)', (
-        [2, ENCODER], LOOKS)),
+    **{(kind, 'attention.forward'): (10, lambda d: d.attention(ones(*GRID), ones(*STATES)), '(context, alpha)', (
+        [2, ENCODER], LOOKS)) for kind in ('captionnet', 'two_heads')},
     ('captionnet', 'one_step'): (
         10, lambda d: d.one_step(ones(2, EMBED), ones(*GRID), ones(*KEYS), *[ones(*STATES)] * 2),
         '([h; context; embedding], alpha, h, c)', ([2, STATE + ENCODER + EMBED], LOOKS, STATES, STATES)),
@@ -121,22 +162,27 @@ def test_what_comes_back(kind, method):
     todo, call, names, expected = RETURNED[kind, method]
     decoder = make(kind)
     if method == 'one_step' and hasattr(decoder, 'attention'):
-        decoder.attention.forward = some_attention
+        stand_in(decoder.attention, 'forward', some_attention)
+    elif method == 'one_step' and hasattr(decoder, 'attend'):
+        stand_in(decoder, 'attend', lambda V, keys, h, *_: (h, some_weights(V, h)))
     owner, method = (decoder.attention, 'forward') if 'attention.' in method else (decoder, method)
-    where = f'TODO {todo}, {type(owner).__name__}.{method}'
+    where, stopped = f'TODO {todo}, {type(owner).__name__}.{method.partition(",")[0]}', None
     try:
-        found = shapes(call(decoder))
+        found = call(decoder)
     except Exception as error:
         if 'is still to do' in str(error):
             raise
         lines = [f' in line {frame.lineno} of extensions.py' for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == extensions.__file__]
-        pytest.fail(f'{where}: expected {names} of shapes {shapes(expected)}; here it stops'
-                    f'{"".join(lines[-1:])} with {type(error).__name__}: {error}', pytrace=False)
-    if found != shapes(expected):
-        pytest.fail(f'{where}: expected {names} of shapes {shapes(expected)}; '
-                    f'here {found}. Likely cause: something is not returned, or in another order, or a dimension is '
-                    'not where it should be.', pytrace=False)
+        stopped = f'it stops{"".join(lines[-1:])} with {type(error).__name__}: {error}'
+    if stopped:
+        pytest.fail(f'{where}: expected {names} of shapes {shapes(expected)}; here {stopped}', pytrace=False)
+    if isinstance(found, list) and method != 'start' and todo != 8:
+        found = tuple(found)  # who calls it takes it apart at once
+    check(not isinstance(found, list), where, f'{names} of shapes {shapes(expected)}', 'a list',
+          'square brackets: a tuple is expected')
+    check(shapes(found) == shapes(expected), where, f'{names} of shapes {shapes(expected)}', shapes(found),
+          'something is not returned, or in another order, or a dimension is not where it should be')
 
 
 # --- Knowing when to look ---
@@ -168,9 +214,10 @@ def test_layers_of_knowing_when_to_look(kind, todo):
 
 @torch.no_grad()
 def test_how_spatial_attention_sees_the_picture():
+    returned('spatial', 'look')
     decoder, pixels = make('spatial'), pictures()[1].flatten(0, 1)
-    found, where = decoder.look(pixels.unsqueeze(0)), 'TODO 6, DecoderWithSpatialAttention.look'
-    (V,), (keys,), (v_g,) = found
+    where = 'TODO 6, DecoderWithSpatialAttention.look'
+    (V,), (keys,), (v_g,) = called(where, decoder.look, encoder_out=pixels.unsqueeze(0))
     right = by_hand('look')
     same(V, right['V'], f'{where}: V', 'num_pixels, decoder_dim', 'V = ReLU(W_a a_i)')
     same(keys, right['keys'], f'{where}: W_v of V', 'num_pixels, attention_dim', 'W_v of V')
@@ -178,48 +225,87 @@ def test_how_spatial_attention_sees_the_picture():
 
 
 @torch.no_grad()
-def test_what_spatial_attention_hands_to_attend():
-    """The old hidden state and the new cell state: the sentinel of the adaptive decoder lives on them."""
-    decoder, seen = make('spatial'), []
-    original = decoder.attend
-    decoder.attend = lambda *args: seen.append(args) or original(*args)
-    h, m = (state.unsqueeze(0) for state in states())
-    _, (new_h, new_m), _ = decoder.step(torch.tensor([READ]), (h, m), decoder.start(pictures()[1:2])[1])
-    _, _, looks, _, h_before, tanh_m = seen[0]
-    where = 'TODO 6, DecoderWithSpatialAttention.one_step: of what attend gets,'
-    same(looks, new_h, f'{where} h', 'batch_size, decoder_dim', 'the new hidden state', {'it is the old one': h}, 1e-12)
-    same(h_before, h, f'{where} h_before', 'batch_size, decoder_dim', 'the old hidden state',
-         {'it is the new one': new_h}, 1e-12)
-    same(tanh_m, new_m.tanh(), f'{where} tanh_m', 'batch_size, decoder_dim', 'tanh of the new cell state', {
-        'tanh is missing': new_m, 'it is of the old cell state': m.tanh()}, 1e-12)
+def test_the_adaptive_decoders_sentinel_by_hand():
+    returned('adaptive', 'sentinel')
+    given, where = looks(), 'TODO 7, DecoderWithAdaptiveAttention.sentinel'
+    s = called(where, make('adaptive').sentinel, **{name: given[name] for name in ('x', 'h_before', 'tanh_m')})
+    same(s, by_hand('sentinel')['s'], f'{where}: s', 'batch_size, steps, decoder_dim',
+         's = g * tanh_m, with g = sigmoid(W_x x + W_h h_before)')
+
+
+@pytest.mark.parametrize('kind', ['spatial', 'adaptive'])
+@torch.no_grad()
+def test_attend_by_hand(kind):
+    """Of one step, and of three at once."""
+    if kind == 'adaptive':
+        test_the_adaptive_decoders_sentinel_by_hand()
+    returned(kind, 'attend')
+    decoder, right, where = make(kind), by_hand('attended', kind), f'{WHERE[kind]}.attend'
+    cause = dict(alpha='softmax of self.score over the pixels, the last dimension', c='weighted_sum(alpha, V)')
+    if kind == 'adaptive':
+        cause = dict(alpha='the pixels\' part of the softmax over their scores and, last, the sentinel\'s',
+                     c='beta s + weighted_sum(the others, V)')
+    for steps, of, names in (0, '', 'batch_size'), (slice(None), ', 3 steps at once', 'batch_size, steps'):
+        if of:
+            returned(kind, 'attend, 3 steps at once')
+        given = {name: value if name in ('V', 'keys') else value[:, steps] for name, value in looks().items()}
+        found = dict(zip(('c', 'alpha'), called(where, decoder.attend, **given), strict=True))
+        for name, size in (('alpha', 'num_pixels'), ('c', 'decoder_dim')):
+            value = right[name]
+            mistakes = {sentence: as_array(wrong)[:, steps] for sentence, wrong in value.mistakes.items()}
+            same(found[name], as_array(value.right)[:, steps], f'{where}{of}: {name}', f'{names}, {size}', cause[name],
+                 mistakes)
+
+
+@torch.no_grad()
+def test_a_step_of_spatial_attention_around_attend():
+    """The old hidden state and the new cell state go to attend: the sentinel of the adaptive decoder lives on them."""
+    returned('spatial', 'one_step')
+    decoder, given, seen, where = make('spatial'), before_a_step(), [], 'TODO 6, DecoderWithSpatialAttention.one_step'
+
+    def attend(V, keys, h, x, h_before, tanh_m):
+        seen.append(dict(x=x, h=h, h_before=h_before, tanh_m=tanh_m, V=V, keys=keys))
+        alpha = some_weights(V, h)
+        return (alpha.unsqueeze(2) * V).sum(dim=1), alpha
+
+    stand_in(decoder, 'attend', attend)
+    scores, alpha, h, m = called(where, decoder.one_step, **given)
+    check(seen, where, 'a call of self.attend', 'none', 'c and alpha are computed in one_step itself')
+    right, seen = by_hand('step_around_attend'), seen[-1]
+    same(seen['x'], right['x'], f'{where}: x', 'batch_size, 2 embed_dim', '[w_t; v_g]')
+    same(h, right['h'], f'{where}: h', 'batch_size, decoder_dim',
+         'the LSTM on x from (h, m); one_step returns predictions, alpha, h, m, in this order')
+    same(m, right['m'], f'{where}: m', 'batch_size, decoder_dim', 'the LSTM on x from (h, m); first h, then m')
+    same(seen['h'], h, f'{where}, what attend gets: h', 'batch_size, decoder_dim', 'the new hidden state', {
+        'the new hidden state looks (eq. 6), not the old one': given['h']}, 1e-12)
+    for name, cause in (('h_before', 'the old hidden state'), ('tanh_m', 'tanh of the new cell state')):
+        same(seen[name], right[name], f'{where}, what attend gets: {name}', 'batch_size, decoder_dim', cause)
+    for name in ('V', 'keys'):
+        same(seen[name], given[name], f'{where}, what attend gets: {name}', '', f'{name} as one_step gets it')
+    same(alpha, right['alpha'], f'{where}: alpha', 'batch_size, num_pixels', 'it is what attend gives')
+    same(scores, right['scores'], f'{where}: predictions', 'batch_size, vocab_size',
+         'fc(dropout(c + h)), without softmax')
 
 
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
 @torch.no_grad()
 def test_a_step_of_knowing_when_to_look(kind, todo):
     """A step from a state that is not zero, beside another picture, from another state."""
+    parts_of(kind)
     decoder, (h, m) = make(kind), states()
     (_, scores), ((_, new_h), (_, new_m)), (_, alpha) = decoder.step(
         torch.tensor([2, READ]), (torch.stack([m, h]), torch.stack([h, m])), decoder.start(pictures()[:2])[1])
     right, where = by_hand('knowing_when_to_look', kind), f'TODO {todo}, {type(decoder).__name__}'
-    same(new_h, right['h'], f'{where}.one_step: h', 'decoder_dim',
-         'the LSTM reads [w_t; v_g], from (h, m); one_step returns predictions, alpha, h, m, in this order')
-    same(new_m, right['m'], f'{where}.one_step: m', 'decoder_dim', 'first h, then m')
-    same(alpha, right['alpha'], f'{where}.attend: alpha', 'num_pixels',
-         'softmax of w_h tanh(W_v V + W_g h) over the pixels' if todo == 6 else
-         'softmax of w_h tanh(W_v V + W_g h) and w_h tanh(W_s s + W_g h) together, of which the pixels\' part is left')
-    same(scores, right['scores'], f'{where}.one_step: predictions', 'vocab_size',
-         'fc(dropout(c + h)), without softmax')
-
-
-WHERE = {'spatial': 'TODO 6, DecoderWithSpatialAttention', 'adaptive': 'TODO 7, DecoderWithAdaptiveAttention',
-         'bahdanau': 'TODO 9, DecoderWithBahdanauAttention', 'captionnet': 'TODO 10, CaptionNet',
-         'two_heads': 'TODO 10, CaptionNet', **dict.fromkeys(('rnn', 'gru', 'lstm'), 'TODO 8, DecoderWithCell')}
+    cause = 'each part is right for other inputs: something counts on their values or sizes'
+    for name, found, size in (('h', new_h, 'decoder_dim'), ('m', new_m, 'decoder_dim'), ('alpha', alpha, 'num_pixels'),
+                              ('scores', scores, 'vocab_size')):
+        same(found, right[name], f'{where}, a step: {name}', size, cause)
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_dropout_is_before_the_vocabulary_layer_and_nowhere_else(kind):
     """With all entries dropped, the bias is what remains of the scores; state and alphas are as without."""
+    parts_of(kind)
     decoder = make(kind, dropout=1.0)
     start = decoder.start(pictures()[1:2])
     _, state, *alpha = decoder.step(torch.tensor([5]), *start)
@@ -243,6 +329,7 @@ def test_dropout_is_before_the_vocabulary_layer_and_nowhere_else(kind):
 @pytest.mark.parametrize('kind', KINDS)
 def test_gradients_are_those_of_finite_differences(kind):
     """Of the picture and of each parameter, along a direction: nothing on the way is detached."""
+    parts_of(kind)
     decoder, encoder_out = make(kind), pictures()
     values = dict(decoder.named_parameters()) | {'the picture': encoder_out.requires_grad_()}
 
@@ -269,6 +356,7 @@ def test_gradients_are_those_of_finite_differences(kind):
 @pytest.mark.parametrize(('kind', 'todo'), [('spatial', 6), ('adaptive', 7)])
 def test_gradients_of_all_steps_at_once_are_those_of_step_repeated(kind, todo):
     """The adaptive decoder's cell states come back from h and the output gate: their gradients, too."""
+    parts_of(kind)
     found = []
     for at_once in (True, False):
         decoder, encoder_out = make(kind), pictures().requires_grad_()
@@ -287,34 +375,55 @@ def test_gradients_of_all_steps_at_once_are_those_of_step_repeated(kind, todo):
         found.append(torch.autograd.grad(total, [encoder_out, *decoder.parameters()]))
     names = ['the picture', *(name for name, _ in decoder.named_parameters())]
     for name, one, other in zip(names, *found, strict=True):
-        assert other.abs().max() > 1e-6, name
-        same(one, other, f'TODO {todo}, {type(decoder).__name__}: gradient of {name}', '',
-             'attend must work with a dimension of steps as without', tolerance=1e-8)
+        where = f'TODO {todo}, {type(decoder).__name__}: gradient of {name}'
+        check(other.abs().max() > 1e-6, where, 'one', 'nothing but zeros', 'something is detached on the way')
+        same(one, other, where, '', 'attend does not work with a dimension of steps as without', tolerance=1e-8)
+
+
+def looked(where, attention, cells, keys):
+    """Context and alpha of :func:`small.states`' first, without keys and with them."""
+    h = states()[0].repeat(len(cells), 1)
+    return called(where, attention, cells=cells, h=h), called(where, attention, cells=cells, h=h, keys=keys)
+
+
+def same_with_keys(where, found, with_keys):
+    for name, one, other in zip(('context', 'alpha'), found, with_keys, strict=True):
+        same(other, one, f'{where}, with keys: {name}', '', 'the keys that are handed over must be taken as they are')
+
+
+def tanh_m_of(decoder):
+    """The list into which each ``forward`` puts what it hands to ``attend``, once for all steps."""
+    seen, original = [], decoder.all_tanh_m
+
+    def all_tanh_m(*args):
+        seen.append(original(*args))
+        return seen[-1]
+
+    decoder.all_tanh_m = all_tanh_m
+    return seen
 
 
 def test_the_adaptive_decoders_sentinel_is_from_the_new_cell_state_in_training_too():
-    decoder, seen = make('adaptive'), []
-    original = decoder.sentinel
-    decoder.sentinel = lambda x, h_before, tanh_m: seen.append(tanh_m) or original(x, h_before, tanh_m)
+    parts_of('adaptive')
+    decoder = make('adaptive')
+    seen = tanh_m_of(decoder)
     run(decoder)
-    if not seen:
-        pytest.fail('TODO 7, DecoderWithAdaptiveAttention.attend: expected a call of self.sentinel; here none. '
-                    'Likely cause: the sentinel is computed in attend itself.', pytrace=False)
     longest = LENGTHS.index(max(LENGTHS))
     state, memory = decoder.start(pictures()[longest:longest + 1])
     for t in range(max(LENGTHS) - 1):
         _, state, _ = decoder.step(captions()[longest:longest + 1, t], state, memory)
-        assert (seen[0][0, t] - torch.tanh(state[1][0])).abs().max() < 1e-10  # the longest caption comes first
+        same(seen[0][0, t], torch.tanh(state[1][0]), f'TODO 6, {type(decoder).__name__}.one_step: tanh(m) at step {t}',
+             'decoder_dim', 'one_step goes on from another state than forward')  # the longest caption comes first
 
 
 def test_the_adaptive_decoders_cell_state_in_half_precision():
     """h is the output gate times tanh(m): the quotient stays one of these, and near to the true one."""
-    decoder, seen = make('adaptive').float(), []
+    parts_of('adaptive')
+    decoder = make('adaptive').float()
     with torch.no_grad():
         for weight in decoder.decode_step.parameters():
             weight *= 6
-    original = decoder.sentinel
-    decoder.sentinel = lambda x, h_before, tanh_m: seen.append(tanh_m) or original(x, h_before, tanh_m)
+    seen = tanh_m_of(decoder)
     for bf16 in (False, True):
         with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
             run(decoder, pictures().float())
@@ -325,6 +434,7 @@ def test_the_adaptive_decoders_cell_state_in_half_precision():
 
 def test_large_weights_of_the_adaptive_decoder_are_not_clipped(tiny_cfg):
     """``grad_clip`` clips gradients: a weight may be as large as it likes."""
+    parts_of('adaptive')
     cfg = {**tiny_cfg, 'decoder': 'extensions.DecoderWithAdaptiveAttention', 'grad_clip': 0.1, 'epochs': 1}
     original = DecoderWithAdaptiveAttention.__init__
 
@@ -343,27 +453,35 @@ def test_large_weights_of_the_adaptive_decoder_are_not_clipped(tiny_cfg):
 
 @torch.no_grad()
 def test_bahdanau_attention_with_elu():
+    returned('bahdanau', 'attention.forward')
     attention, cells = make('bahdanau').attention, pictures().flatten(1, 2)
-    context, alpha = attention(cells, states()[0].expand(len(cells), -1))
     right, where = by_hand('additive_attention'), 'TODO 9, BahdanauAttention.forward'
     assert isinstance(attention, BahdanauAttention)
+    (context, alpha), with_keys = looked(where, attention, cells, attention.U(cells))
     same(alpha[2], right['alpha'], f'{where}: alpha', 'num_pixels',
          'softmax over the pixels of v(ELU(W(h) + U(a_i)))')
     same(context[2], right['context'], f'{where}: context', 'encoder_dim', 'the sum over the pixels of alpha_i a_i')
+    same_with_keys(where, (context, alpha), with_keys)
 
 
 @torch.no_grad()
 def test_the_bahdanau_decoders_gate_and_first_state():
+    returned('bahdanau', 'start')
     decoder, where = make('bahdanau'), 'TODO 9, DecoderWithBahdanauAttention'
     ((h,), (c,)), memory = decoder.start(pictures()[1:2])
     right = by_hand('first_state', 'bahdanau')
     for name, one in (('h', h), ('c', c)):
         same(one, right[name], f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the pixels))')
+    same(memory[0][0], pictures()[1].flatten(0, 1), f'{where}.start: pixels', 'num_pixels, encoder_dim',
+         'the pixels in one row, as they are')
     same(memory[1][0], by_hand('keys_of_the_pixels')['keys'], f'{where}.start: keys', 'num_pixels, attention_dim',
          'the keys are U of the pixels')
-    decoder.attention.forward = some_attention  # so that this is about what is around it
+    returned('bahdanau', 'one_step')
+    stand_in(decoder.attention, 'forward', some_attention)  # so that this is about what is around it
     h, c = (state.unsqueeze(0) for state in states())
-    _, ((new_h,), (new_c,)), (alpha,) = decoder.step(torch.tensor([READ]), (h, c), memory)
+    (alpha,), (new_h,), (new_c,) = called(
+        f'{where}.one_step', decoder.one_step, embeddings=decoder.embedding(torch.tensor([READ])),
+        encoder_out=memory[0], keys=memory[1], h=h, c=c)
     right = by_hand('gated_step')
     same(alpha, right['alpha'], f'{where}.one_step: alpha', 'num_pixels', 'it is what the attention gives')
     for name, one in (('h', new_h), ('c', new_c)):
@@ -372,6 +490,7 @@ def test_the_bahdanau_decoders_gate_and_first_state():
 
 
 def test_the_whole_bahdanau_model():
+    parts_of('bahdanau')
     encoder = ResNetEncoder(weights=None)
     decoder = DecoderWithBahdanauAttention(ATTENTION, EMBED, STATE, WORDS, encoder_dim=2048)
     model = EncoderDecoder(encoder, decoder).eval()
@@ -392,6 +511,7 @@ def test_the_whole_bahdanau_model():
 
 def test_the_whole_bahdanau_model_learns(tiny_data):
     """Encoder and decoder together, from pixels: both get their gradient."""
+    parts_of('bahdanau')
     torch.manual_seed(0)
     data = CaptionDataset(tiny_data['data_folder'], tiny_data['data_name'], 'TRAIN')
     batch = Batches(data, [torch.arange(0, 40, 5)])[0]
@@ -419,6 +539,7 @@ def test_the_whole_bahdanau_model_learns(tiny_data):
 
 def test_resnet_50_and_the_bahdanau_decoder_by_settings(tiny_cfg, tmp_path):
     """Its own 8 x 8 grid, from training to the attention maps."""
+    parts_of('bahdanau')
     torch.save(torchvision.models.resnet50().state_dict(), tmp_path / 'resnet50.pth')
     cfg = {**tiny_cfg, 'encoder': 'resnet50', 'encoder_weights': str(tmp_path / 'resnet50.pth'), 'epochs': 1,
            'encoded_image_size': None, 'decoder': 'extensions.DecoderWithBahdanauAttention'}
@@ -433,6 +554,8 @@ def test_resnet_50_and_the_bahdanau_decoder_by_settings(tiny_cfg, tmp_path):
 
 def test_a_teacher_forcing_of_one_is_plain_teacher_forcing():
     """In training: what people's words give, read one by one; and no random number is drawn."""
+    parts_of('bahdanau')
+    own_words()
     decoder = make('bahdanau').train()
     decoder.dropout.p, decoder.teacher_forcing = 0.0, 1.0
     random = torch.get_rng_state()
@@ -444,12 +567,26 @@ def test_a_teacher_forcing_of_one_is_plain_teacher_forcing():
             scores, state, _ = decoder.step(captions()[i:i + 1, t], state, memory)
             assert (scores[0] - predictions[i, t]).abs().max() < 1e-12
     decoder.teacher_forcing = 0.0
-    assert (run(decoder)[0] - predictions).abs().max() > 1e-3
+    check((run(decoder)[0] - predictions).abs().max() > 1e-3, 'TODO 11, true_or_own',
+          'other predictions with teacher_forcing=0 than with 1', 'the same', 'own words are never taken')
+
+
+def own_words():
+    """What true_or_own gives can be fed, or what is fed with it stops."""
+    true_words = torch.full((5,), 7)
+    found = extensions.true_or_own(true_words, torch.tensor([0.5, 0.3, 0.2]).log().expand(5, 3), 0.25)
+    where, kind = 'TODO 11, true_or_own', type(found).__name__
+    check(torch.is_tensor(found), where, 'a tensor of 5 words', f'{kind}', 'the return is missing')
+    check(found.shape == (5,), where, 'shape (5,) for 5 words', f'it is {tuple(found.shape)}',
+          'torch.multinomial gives (n, 1)')
+    check(found.dtype == torch.long, where, 'words, torch.int64', f'{found.dtype}', 'they are indices, as true_words')
 
 
 @pytest.mark.parametrize('ratio', [0.0, 0.3])
 def test_the_ratio_is_that_of_true_words(ratio):
-    decoder, fed = make('bahdanau').train(), []
+    parts_of('bahdanau')
+    own_words()
+    decoder, fed, where = make('bahdanau').train(), [], 'TODO 11, true_or_own'
     decoder.teacher_forcing = ratio
     original = decoder.read
     decoder.read = lambda words, state, memory: fed.append(words) or original(words, state, memory)
@@ -463,8 +600,12 @@ def test_the_ratio_is_that_of_true_words(ratio):
     decoder(pictures()[:1].expand(n, -1, -1, -1), tokens[1:2].expand(n, -1), torch.full((n, 1), max(LENGTHS)))
     assert torch.equal(fed[0], tokens[1, 0].expand(n))  # <start> is always fed
     share = torch.stack([words == tokens[1, t] for t, words in enumerate(fed[1:], 1)]).double().mean().item()
-    assert share == pytest.approx(ratio, abs=0.04)
-    assert torch.stack([(words == tokens[1, t]) | (words == WORDS - 1) for t, words in enumerate(fed[1:], 1)]).all()
+    same(share, ratio, f'{where}: share of true words with teacher_forcing={ratio}', '',
+         'a random number for each row; where it is below teacher_forcing, the true word', {
+             'it is the share of own words': 1 - ratio}, tolerance=0.04)
+    check(torch.stack([(words == tokens[1, t]) | (words == WORDS - 1) for t, words in enumerate(fed[1:], 1)]).all(),
+          where, 'the true word or the one word that has a score', 'another',
+          'the own word is not drawn from the softmax of the scores')
     decoder.eval()
     fed.clear()
     run(decoder)
@@ -472,14 +613,13 @@ def test_the_ratio_is_that_of_true_words(ratio):
 
 
 def test_own_words_are_drawn_from_the_softmax():
+    own_words()
     torch.manual_seed(0)
     scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(20_000, 3)
-    of_few = extensions.true_or_own(torch.full((5,), 7), scores[:5], 0.25)
-    if of_few.shape != (5,):
-        pytest.fail(f'TODO 11, true_or_own: expected shape (5,) for 5 words; here it is {tuple(of_few.shape)}. '
-                    'Likely cause: torch.multinomial gives (n, 1).', pytrace=False)
     drawn = extensions.true_or_own(torch.full((20_000,), 7), scores, 0.25)
-    assert set(drawn.tolist()) <= {0, 1, 2, 7}
+    strange = sorted(set(drawn.tolist()) - {0, 1, 2, 7})
+    check(not strange, 'TODO 11, true_or_own', 'words 0, 1, 2, or the true word, 7', f'also {strange[:3]}',
+          'the own word is not one that is drawn')
     same([(drawn == word).double().mean().item() for word in (0, 1, 2, 7)], [0.375, 0.225, 0.15, 0.25],
          'TODO 11, true_or_own: shares of words 0, 1, 2 and of the true one', '',
          'draw from the softmax of the scores, and take the true word with the probability teacher_forcing', {
@@ -491,6 +631,8 @@ def test_own_words_are_drawn_from_the_softmax():
 
 
 def test_the_ratio_falls_over_the_epochs(tiny_cfg, monkeypatch):
+    parts_of('bahdanau')
+    own_words()
     seen = []
     original = extensions.WordByWord.forward
     monkeypatch.setattr(extensions.WordByWord, 'forward', lambda self, *args: (
@@ -513,23 +655,27 @@ def test_scheduled_sampling_is_refused_where_there_is_none(tiny_cfg):
 
 @torch.no_grad()
 def test_scaled_dot_product_attention_by_hand():
+    returned('captionnet', 'attention.forward')
     attention, cells = make('captionnet').attention, pictures().flatten(1, 2)
-    context, alpha = attention(cells, states()[0].expand(len(cells), -1))
     right, where = by_hand('scaled_dot_product'), 'TODO 10, ScaledDotProductAttention.forward'
+    (context, alpha), with_keys = looked(where, attention, cells, attention.key(cells))
     same(alpha[3], right['alpha'], f'{where}: alpha', 'num_pixels',
          'softmax over the keys of q k^T / sqrt(its channels)')
     same(context[3], right['context'], f'{where}: context', 'encoder_dim', 'the values are the cells themselves')
+    same_with_keys(where, (context, alpha), with_keys)
 
 
 @torch.no_grad()
 def test_heads_look_at_parts_of_their_own():
+    returned('two_heads', 'attention.forward')
     attention, cells = make('two_heads').attention, pictures().flatten(1, 2)
-    context, alpha = attention(cells, states()[0].expand(len(cells), -1))
     right, where = by_hand('two_heads'), 'TODO 10, ScaledDotProductAttention.forward, two heads'
+    (context, alpha), with_keys = looked(where, attention, cells, attention.key(cells))
     for name, found, shape in (('alpha', alpha, 'batch_size, num_pixels'),
                                ('context', context, 'batch_size, encoder_dim')):
         same(found, right[name], f'{where}: {name}', shape,
              'each head has its own part of q, k and v; alpha is the mean')
+    same_with_keys(where, (context, alpha), with_keys)
 
 
 def test_heads_that_do_not_fit():
@@ -539,6 +685,7 @@ def test_heads_that_do_not_fit():
 
 
 def test_captionnet_takes_features_with_the_channels_first():
+    parts_of('captionnet')
     decoder = make('captionnet')
     vgg = pictures().flatten(1, 2).transpose(1, 2)
     assert vgg.shape == (len(LENGTHS), ENCODER, PIXELS)
@@ -553,19 +700,29 @@ def test_captionnet_takes_features_with_the_channels_first():
 
 @torch.no_grad()
 def test_captionnets_deep_output():
+    for method in 'start', 'one_step', 'word_scores':
+        returned('captionnet', method)
     decoder, where = make('captionnet'), 'TODO 10, CaptionNet'
     ((h,), (c,)), memory = decoder.start(pictures()[1:2])
     right = by_hand('first_state', 'captionnet')
     for name, one in (('h', h), ('c', c)):
         same(one, right[name], f'{where}.start: {name}', 'decoder_dim', f'tanh(init_{name}(mean of the cells))')
-    decoder.attention.forward = some_attention
-    (scores,), ((new_h,), (new_c,)), _ = decoder.step(
-        torch.tensor([READ]), tuple(state.unsqueeze(0) for state in states()), memory)
+    cells = pictures()[1:2].flatten(1, 2)
+    same(memory[0], cells, f'{where}.start: cells', '1, num_cells, encoder_dim', 'self.cells of the grid')
+    same(memory[1], decoder.attention.key(cells), f'{where}.start: keys', '1, num_cells, attention_dim',
+         'the attention\'s keys of the cells')
+    stand_in(decoder.attention, 'forward', some_attention)
+    h, c = (state.unsqueeze(0) for state in states())
+    (output,), (alpha,), (new_h,), (new_c,) = called(
+        f'{where}.one_step', decoder.one_step, embeddings=decoder.embedding(torch.tensor([READ])), cells=cells,
+        keys=memory[1], h=h, c=c)
     right = by_hand('deep_output')
+    same(alpha, right['alpha'], f'{where}.one_step: alpha', 'num_cells', 'it is what the attention gives')
     for name, one in (('h', new_h), ('c', new_c)):
         same(one, right[name], f'{where}.one_step: {name}', 'decoder_dim',
              'the LSTM reads [embedding; context], from the old (h, c)')
-    same(scores, right['scores'], f'{where}.word_scores: scores', 'vocab_size',
+    same(output, right['output'], f'{where}.one_step: [h; context; embedding]', '', 'the new h, context, embedding')
+    same(decoder.word_scores(output), right['scores'], f'{where}.word_scores: scores', 'vocab_size',
          'fc(dropout(tanh(deep([h; context; word]))))')
 
 
@@ -575,10 +732,11 @@ def test_captionnets_deep_output():
 @pytest.mark.parametrize('kind', ['rnn', 'gru', 'lstm'])
 @torch.no_grad()
 def test_cells_by_hand(kind):
-    decoder, right = make(kind), by_hand('cell_step', kind)
+    returned(kind, 'one_step')
+    decoder, right, where = make(kind), by_hand('cell_step', kind), 'TODO 8, DecoderWithCell.one_step'
     x = torch.linspace(-1, 1, EMBED, dtype=torch.float64).unsqueeze(0)
-    found = decoder.one_step(x, *(state.unsqueeze(0) for state, _ in zip(states(), right, strict=False)))
-    where = 'TODO 8, DecoderWithCell.one_step'
+    found = called(where, decoder.one_step, embeddings=x, **{
+        name: state.unsqueeze(0) for name, state in zip(right, states(), strict=False)})
     for (name, value), (one,) in zip(right.items(), found, strict=True):
         same(one, value, f'{where}, {kind.upper()}: {name}', 'decoder_dim', {
             'rnn': 'h = tanh(W x + U h)', 'gru': 'h = (1 - z) * n + z * h',
@@ -586,14 +744,17 @@ def test_cells_by_hand(kind):
 
 
 def test_the_lstm_cell_is_the_plain_decoder():
+    parts_of('lstm')
     one, other = make('lstm'), DecoderWithRNN(**SIZES).double().eval()
     other.load_state_dict(one.state_dict())
     predictions, _, lengths, sort_ind = other(pictures(), captions(), torch.tensor(LENGTHS).unsqueeze(1))
     predictions = predictions[sort_ind.argsort()] if torch.is_tensor(predictions) else predictions
-    assert (run(one)[0] - predictions).abs().max() < 1e-12
+    same(run(one)[0], predictions, f'{WHERE["lstm"]}, an LSTM: predictions', 'batch_size, steps, vocab_size',
+         'without a state the cell starts from zeros', tolerance=1e-12)
 
 
 def test_the_cell_without_options_and_its_batch_norm():
+    parts_of('gru')
     decoder = DecoderWithCell(**SIZES).double().train()
     assert isinstance(decoder.decode_step, torch.nn.GRUCell)
     before = decoder.bn.running_mean.clone()
@@ -609,69 +770,82 @@ def test_an_unknown_cell():
 # --- What all of them have in common ---
 
 
-@pytest.mark.parametrize('kind', KINDS)
-def test_teacher_forcing_equals_step_repeated(kind):
-    decoder = make(kind)
-    predictions, *alphas = run(decoder)
+def agree(kind, dtype, tolerance):
+    """``forward``, of captions of all lengths at once, and ``step``, word by word."""
+    parts_of(kind)
+    decoder, encoder_out = make(kind).to(dtype), pictures().to(dtype)
+    predictions, *alphas = run(decoder, encoder_out)
     for i, length in enumerate(LENGTHS):
-        state, memory = decoder.start(pictures()[i:i + 1])
+        state, memory = decoder.start(encoder_out[i:i + 1])
         for t in range(length - 1):
             scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
-            assert (scores[0] - predictions[i, t]).abs().max() < 1e-10
-            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-10
+            where, cause = f'{WHERE[kind]}, step {t} of forward against step', 'they treat words, state or steps unlike'
+            check(scores.dtype == dtype, where, dtype, scores.dtype, 'the scores are made double or single')
+            same(predictions[i, t], scores[0], f'{where}: predictions', 'vocab_size', cause, tolerance=tolerance)
+            if alphas:
+                same(alphas[0][i, t], alpha[0], f'{where}: alpha', 'num_pixels', cause, tolerance=tolerance)
         for values in (predictions, *alphas):
             assert (values[i, length - 1:] == 0).all()
 
 
 @pytest.mark.parametrize('kind', KINDS)
+def test_teacher_forcing_equals_step_repeated(kind):
+    agree(kind, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize('kind', KINDS)
 @torch.no_grad()
 def test_forward_and_steps_agree_in_single_precision(kind):
-    decoder = make(kind).float()
-    predictions, *alphas = run(decoder, pictures().float())
-    for i, length in enumerate(LENGTHS):
-        state, memory = decoder.start(pictures()[i:i + 1].float())
-        for t in range(length - 1):
-            scores, state, alpha = decoder.step(captions()[i:i + 1, t], state, memory)
-            assert scores.dtype == torch.float32 and (scores[0] - predictions[i, t]).abs().max() < 1e-5
-            assert not alphas or (alpha[0] - alphas[0][i, t]).abs().max() < 1e-5
+    agree(kind, torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_prediction_does_not_see_the_word_to_come(kind):
+    parts_of(kind)
     decoder, tokens = make(kind), captions()
     predictions = run(decoder)[0]
     for t in range(1, max(LENGTHS) - 1):
         changed = tokens.clone()
         changed[:, t:] = changed[:, t:] % (WORDS - 1) + 1
         now = run(decoder, tokens=changed)[0]
-        assert torch.equal(now[:, :t], predictions[:, :t])
-        assert (now[1, t] - predictions[1, t]).abs().max() > 1e-6  # word t itself is read
+        check(torch.equal(now[:, :t], predictions[:, :t]), WHERE[kind], f'predictions that do not see word {t} before '
+              'it is read', 'they change with it', 'steps or captions are mixed: a sum, mean or softmax over them')
+        check((now[1, t] - predictions[1, t]).abs().max() > 1e-6, WHERE[kind], f'a prediction that depends on word {t}',
+              'it does not', 'the word vector is not read')
 
 
 @pytest.mark.parametrize('kind', ATTENDING)
 def test_alphas_move_with_the_pixels(kind):
+    parts_of(kind)
     decoder, order = make(kind), torch.tensor([3, 0, 5, 1, 4, 2])
     predictions, alphas = run(decoder)
     moved, alphas_moved = run(decoder, pictures().flatten(1, 2)[:, order].view_as(pictures()))
-    assert (moved - predictions).abs().max() < 1e-10
-    assert (alphas_moved - alphas[..., order]).abs().max() < 1e-10
-    assert alphas.std(dim=2)[0, 0] > 1e-3  # not all alike, or this would show nothing
+    where, cause = f'{WHERE[kind]}, pixels in another order', 'the place of a pixel counts, not only what is in it'
+    same(moved, predictions, f'{where}: predictions', 'batch_size, steps, vocab_size', cause)
+    same(alphas_moved, alphas[..., order], f'{where}: alphas', 'batch_size, steps, num_pixels', cause)
+    check(alphas.std(dim=2)[0, 0] > 1e-3, WHERE[kind], 'alphas that differ from pixel to pixel', 'they are all alike',
+          'the pixels do not go into the scores')
 
 
 @pytest.mark.parametrize('kind', ATTENDING)
 def test_alphas_are_weights(kind):
+    parts_of(kind)
     _, alphas = run(make(kind))
     running = torch.arange(alphas.shape[1]) < torch.tensor(LENGTHS).unsqueeze(1) - 1
-    sums = alphas.sum(dim=2)
-    assert (alphas >= 0).all() and (sums[~running] == 0).all()
-    if kind == 'adaptive':
-        assert ((sums[running] > 0.05) & (sums[running] < 0.999)).all()  # the rest is beta
+    sums, where = alphas.sum(dim=2), f'{WHERE[kind]}: alphas'
+    check((alphas >= 0).all(), where, 'no weight below 0', f'{alphas.min():.3g}', 'there is no softmax')
+    assert (sums[~running] == 0).all()
+    if kind == 'adaptive':  # the rest is beta
+        check(((sums[running] > 0.05) & (sums[running] < 0.999)).all(), where, 'sums between 0 and 1, 1 - beta',
+              f'from {sums[running].min():.3g} to {sums[running].max():.3g}', 'the sentinel is not in the softmax')
     else:
-        assert (sums[running] - 1).abs().max() < 1e-10
+        same(sums[running], torch.ones_like(sums[running]), f'{where}: their sums over the pixels', 'words',
+             'the softmax is over another dimension')
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_parameter_gets_a_gradient_and_the_picture_matters(kind):
+    parts_of(kind)
     decoder = make(kind).train()
     for module in decoder.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -682,23 +856,29 @@ def test_every_parameter_gets_a_gradient_and_the_picture_matters(kind):
     loss.backward()
     for name, parameter in decoder.named_parameters():
         if name not in ('init.bias', 'attention.key.bias'):  # batch norm or softmax takes it out again
-            assert parameter.grad is not None and parameter.grad.abs().max() > 1e-9, name
+            check(parameter.grad is not None and parameter.grad.abs().max() > 1e-9, WHERE[kind],
+                  f'a gradient of {name}', 'none', 'it is not used, or something is detached on the way')
     decoder.eval()
-    assert (run(decoder)[0] - run(decoder, -pictures())[0]).abs().max() > 1e-3
+    check((run(decoder)[0] - run(decoder, -pictures())[0]).abs().max() > 1e-3, WHERE[kind],
+          'other predictions for other pictures', 'the same', 'the picture is not used')
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_dropout_is_off_in_eval_and_on_in_training(kind):
-    decoder = make(kind, dropout=0.5)
-    assert torch.equal(run(decoder)[0], run(decoder)[0])
+    parts_of(kind)
+    decoder, where = make(kind, dropout=0.5), f'{WHERE[kind]}, predictions of the same twice'
+    check(torch.equal(run(decoder)[0], run(decoder)[0]), f'{where} in eval()', 'the same', 'others',
+          'dropout as F.dropout without self.training, not self.dropout')
     decoder.train()
-    assert not torch.equal(run(decoder)[0], run(decoder)[0])
+    check(not torch.equal(run(decoder)[0], run(decoder)[0]), f'{where} in train()', 'others', 'the same',
+          'the dropout is missing')
 
 
 @pytest.mark.parametrize('kind', KINDS)
 @torch.no_grad()
 def test_scores_of_beams_are_those_of_their_words(kind):
     """Each beam keeps its own state, as one tensor or two."""
+    parts_of(kind)
     decoder, end = make(kind), WORDS - 1
     for layer in (decoder.embedding, decoder.decode_step, decoder.fc):  # so that beams overtake one another
         for weight in layer.parameters():
@@ -712,12 +892,15 @@ def test_scores_of_beams_are_those_of_their_words(kind):
         for word, then in zip([word_map['<start>'], *said], said, strict=False):
             scores, state, _ = decoder.step(torch.tensor([word]), state, memory)
             total += scores.log_softmax(dim=1)[0, then].item()
-        assert found.score == pytest.approx(total, abs=1e-4)
-        assert len(found.words) > 1
+        same(found.score, total, f'{WHERE[kind]}, beam search: score', '',
+             'a caption\'s state depends on others in the batch, or is changed in place', tolerance=1e-4)
+        check(len(found.words) > 1, WHERE[kind], 'captions of more than a word', f'{len(found.words)}',
+              'the words are not read')
 
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_five_captions_are_learned_by_heart(kind):
+    parts_of(kind)
     torch.manual_seed(0)
     cls, options = KINDS[kind]
     decoder = cls(**{**SIZES, 'decoder_dim': 40, 'embed_dim': 20}, **options, dropout=0.0)
@@ -727,10 +910,12 @@ def test_five_captions_are_learned_by_heart(kind):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert loss < 0.1
+    check(loss < 0.1, f'{WHERE[kind]}, five captions learned by heart', 'a loss below 0.1', f'{loss:.3f}',
+          'something is detached on the way, or words are not read')
     word_map = {'<pad>': 0, '<unk>': 0, '<start>': int(captions()[0, 0]), '<end>': int(captions()[0, 4])}
     found = greedy_search(decoder, pictures()[:1].float(), word_map, 8)
-    assert found[0].words == captions()[0, 1:4].tolist()
+    check(found[0].words == captions()[0, 1:4].tolist(), f'{WHERE[kind]}, what was learned by heart',
+          captions()[0, 1:4].tolist(), found[0].words, 'step does something else than forward')
     assert len(beam_search(decoder, pictures().float(), word_map, 3, 6)) == len(LENGTHS)
 
 
@@ -742,10 +927,15 @@ def test_five_captions_are_learned_by_heart(kind):
     ('CaptionNet', dict(heads=2)), ('DecoderWithCell', dict(cell='RNN')), ('DecoderWithCell', dict(cell='GRU')),
     ('DecoderWithCell', dict(cell='LSTM'))])
 def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
+    kind = next(kind for kind, (cls, own) in KINDS.items()
+                if cls.__name__ == decoder and options == {key: own.get(key) for key in options})
+    parts_of(kind)
     cfg = {**tiny_cfg, 'decoder': f'extensions.{decoder}', 'decoder_options': options, 'epochs': 12, 'decoder_lr': 2e-2,
            'dropout': 0.1}
     history = train(cfg)
-    assert history[-1]['train_loss'] < 0.65 * history[0]['train_loss']
+    first, last = history[0]['train_loss'], history[-1]['train_loss']
+    check(last < 0.65 * first, f'{WHERE[kind]}, trained for 12 epochs', f'a loss below {0.65 * first:.3f}',
+          f'{last:.3f}', 'something is detached on the way, or words are not read')
     model = load_model(f"{cfg['output_folder']}/BEST_checkpoint_{decoder}.pth.tar", 'cpu')
     assert model.name == decoder and model.settings['decoder_options'] == options
     found = caption_split(model, 'TEST', beam_size=3, max_len=20)
@@ -768,6 +958,8 @@ def test_options_that_a_decoder_does_not_have(tiny_cfg):
 
 
 def test_a_killed_training_goes_on_the_same(tiny_cfg):
+    parts_of('bahdanau')
+    own_words()
     cfg = {**tiny_cfg, 'decoder': 'extensions.DecoderWithBahdanauAttention', 'teacher_forcing': (0.9, 0.6), 'epochs': 3}
     straight = train(cfg)
     parts = {**cfg, 'output_folder': cfg['output_folder'] + '_parts'}
@@ -812,6 +1004,7 @@ def test_encoder_for_the_bahdanau_decoder_is_the_labs():
 
 def test_other_heads_are_another_function(tiny_cfg, tmp_path, capsys):
     """Though the weights would fit."""
+    parts_of('two_heads')
     cfg = {**tiny_cfg, 'decoder': 'extensions.CaptionNet', 'decoder_dim': 16, 'attention_dim': 8, 'epochs': 1}
     train(cfg)
     latest, best = checkpoint_paths({**DEFAULTS, **cfg})

@@ -60,6 +60,25 @@ def same(found, expected, where, shape, cause, mistakes=None, tolerance=1e-10):
                 f'entries differ. {why}.', pytrace=False)
 
 
+def check(condition, where, expected, came, cause):
+    """Stop the test unless the condition holds; what it says is as of :func:`same`."""
+    if not condition:
+        pytest.fail(f'{where}: expected {expected}; here {came}. Likely cause: {cause}.', pytrace=False)
+
+
+def called(where, function, **given):
+    """What comes back, if what was handed over stays as it is.
+
+    :param where: as of :func:`same`; ``given``: tensors, in the order of the parameters
+    """
+    before = {name: value.clone() for name, value in given.items()}
+    found = function(*given.values())
+    for name, value in given.items():
+        check(torch.equal(value, before[name]), where, f'that {name} stays as it is', 'it is changed in place',
+              f'add_(), += or the like on {name}, which is used again afterwards')
+    return found
+
+
 def as_array(value):
     return value.detach().cpu().double().numpy() if torch.is_tensor(value) else np.asarray(value, dtype=float)
 
