@@ -10,6 +10,7 @@ check what comes back.
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 from instructor.assemble import ROOT, wanted_files, without_outputs
@@ -49,7 +50,8 @@ def task(todos=None):
     named = ', '.join(f'`{file}`' for file in dict.fromkeys(TASKS[todo][2] for todo in chosen))
     for mark, value in (('tasks', '\n'.join(rows)), ('words', TASKS[chosen[0]][3]), ('files', named)):
         text = text.replace('{{' + mark + '}}', value)
-    return text
+    *others, last = text.rstrip().split('\n\n')  # the one with the names of the files
+    return '\n\n'.join([*others, textwrap.fill(last, 120)]) + '\n'
 
 
 def files(todos=None):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from verdicts import same
+from verdicts import check, same
 
 import solver
 from beam_search import beam_search
@@ -33,7 +33,93 @@ def three(tiny_data, tmp_path_factory):
     return paths
 
 
+STEP = 'TODO 13, Ensemble.step'
+
+
+def same_step(found, steps, mistakes=()):
+    """Scores and alpha of the ensemble's step are those of these steps of several decoders together."""
+    scores, _, alpha = found
+    n, mean = len(steps), sum(own.softmax(dim=1) for own, *_ in steps) / len(steps)
+    of_scores, of_logs = sum(own for own, *_ in steps) / n, sum(own.log_softmax(dim=1) for own, *_ in steps) / n
+    same(scores.softmax(dim=1), mean, f'{STEP}: softmax of the scores', 'batch_size, vocab_size',
+         'the scores are the log of the mean of the probabilities', {
+             'the mean of the scores in place of that of the probabilities': of_scores.softmax(dim=1),
+             'the mean of the log-probabilities in place of that of the probabilities': of_logs.softmax(dim=1),
+             'the scores of one decoder, not of all': steps[0][0].softmax(dim=1),
+             'the mean of the probabilities without the log': mean.softmax(dim=1),
+             'the softmax is over the batch': (sum(own.softmax(dim=0) for own, *_ in steps) / n).log().softmax(dim=1),
+             **dict(mistakes)}, tolerance=1e-5)
+    same(scores, mean.log(), f'{STEP}: scores', 'batch_size, vocab_size', 'the mean of the probabilities', {
+        'the sum over the decoders in place of the mean': mean.log() + math.log(n)}, tolerance=1e-4)
+    if any(own is None for *_, own in steps):
+        check(alpha is None, f'{STEP}: alpha', 'None, for one decoder has no attention', type(alpha).__name__,
+              'mean_alpha is not used')
+    else:
+        expected = sum(own for *_, own in steps) / n
+        same(alpha, expected, f'{STEP}: alpha', 'batch_size, num_pixels', 'mean_alpha of the decoders\' alphas', {
+            'the sum over the decoders in place of the mean': expected * n}, tolerance=1e-5)
+
+
+def two_decoders(other):
+    """Decoders, their ensemble, what it starts from, and words. One keeps pixels and keys in its memory, a plain one
+    nothing."""
+    torch.manual_seed(0)
+    decoders = [DecoderWithAttention(4, 5, 6, 11, encoder_dim=3).eval(), (
+        DecoderWithRNN(5, 8, 11, encoder_dim=3) if other == 'plain' else
+        DecoderWithAttention(4, 5, 6, 11, encoder_dim=3)).eval()]
+    with torch.no_grad():
+        for decoder in decoders:
+            decoder.fc.weight *= 20  # or all words are as likely
+    return decoders, Ensemble(decoders), torch.rand(2, 2, 2, 3), torch.tensor([1, 7])
+
+
+@pytest.mark.parametrize('other', ['plain', 'alike'])
+@torch.no_grad()
+def test_what_a_step_gives_back(other):
+    """Of each decoder its own part of state and memory is taken, and its new state is given back."""
+    decoders, ensemble, encoder_out, words = two_decoders(other)
+    state, memory = ensemble.start(encoder_out)
+    starts = [decoder.start(encoder_out) for decoder in decoders]
+    for _ in range(2):
+        steps = [decoder.step(words, *start) for decoder, start in zip(decoders, starts, strict=True)]
+        new = [part for _, own, _ in steps for part in own]
+        wanted, stopped = f'scores (2, 11), a tuple of {len(new)} new states, mean alpha', None
+        try:
+            found = ensemble.step(words, state, memory)
+        except Exception as error:
+            if 'is still to do' in str(error):
+                raise
+            stopped = error
+        check(stopped is None, STEP, wanted, f'it stops with {type(stopped).__name__}: {stopped}',
+              'a decoder is not given its own part of state and memory, self.sizes of them')
+        came = f'{len(found)} things' if isinstance(found, tuple) else f'a {type(found).__name__}'
+        check(isinstance(found, tuple) and len(found) == 3, STEP, wanted, came,
+              'the return is missing, or not all is returned')
+        came = f'a tuple of {len(found[1])}' if isinstance(found[1], tuple) else f'a {type(found[1]).__name__}'
+        check(isinstance(found[1], tuple) and len(found[1]) == len(new) and all(map(torch.is_tensor, found[1])), STEP,
+              wanted, f'as states {came}', 'the new states of all decoders must be one after the other in one tuple')
+        check(torch.is_tensor(found[0]) and found[0].shape == (2, 11), STEP, wanted,
+              f'as scores {list(found[0].shape) if torch.is_tensor(found[0]) else type(found[0]).__name__}',
+              'the mean is over the decoders, and nothing else')
+        mistakes = {}
+        if other == 'alike':
+            mistakes['each decoder is given the state and memory of the first'] = (
+                steps[0][0].softmax(dim=1) + decoders[1].step(words, *starts[0])[0].softmax(dim=1)) / 2
+        same_step(found, steps, mistakes)
+        for one, own, old in zip(found[1], new, state, strict=True):
+            same(one, own, f'{STEP}: state', 'batch_size, decoder_dim', 'the new states, in the order of the decoders',
+                 {'the state before the step is given back, not the new one': old}, tolerance=1e-5)
+        state, starts = found[1], [(own, start[1]) for (_, own, _), start in zip(steps, starts, strict=True)]
+
+
+def step_first():
+    """What is made of a step that is wrong would blame a decoder."""
+    for other in 'plain', 'alike':
+        test_what_a_step_gives_back(other)
+
+
 def test_the_mean_of_the_probabilities(three):
+    step_first()
     models = [load_model(path, 'cpu') for path in three]
     ensemble = load_ensemble(three, 'cpu')
     dataset = caption_dataset(ensemble, 'TEST')
@@ -43,78 +129,27 @@ def test_the_mean_of_the_probabilities(three):
     words = torch.full((4,), ensemble.word_map['<start>'])
     with torch.no_grad():
         for _ in range(3):
-            scores, state, alpha = ensemble.decoder.step(words, state, memory)
+            found = ensemble.decoder.step(words, state, memory)
             steps = [model.decoder.step(words, *own) for model, own in zip(models, states, strict=True)]
-            mean = sum(own.softmax(dim=1) for own, *_ in steps) / 3
-            same(scores.softmax(dim=1), mean, 'TODO 13, Ensemble.step: softmax of the scores', 'batch_size, vocab_size',
-                 'the scores are the log of the mean of the probabilities', {
-                     'the mean of the scores in place of that of the probabilities':
-                         (sum(own for own, *_ in steps) / 3).softmax(dim=1),
-                     'the mean of the log-probabilities in place of that of the probabilities':
-                         (sum(own.log_softmax(dim=1) for own, *_ in steps) / 3).softmax(dim=1),
-                     'the mean of the probabilities without the log': mean.softmax(dim=1)}, tolerance=1e-5)
-            same(scores, mean.log(), 'TODO 13, Ensemble.step: scores', 'batch_size, vocab_size',
-                 'the mean of the probabilities, not their sum', tolerance=1e-4)
-            same(alpha, sum(own for *_, own in steps) / 3, 'TODO 13, Ensemble.step: alpha', 'batch_size, num_pixels',
-                 'the mean over the decoders', tolerance=1e-5)
+            same_step(found, steps)
             for own, (_, new, _) in zip(states, steps, strict=True):
                 own[0] = new
-            words = mean.argmax(dim=1)
-
-
-@torch.no_grad()
-def test_decoders_of_different_kinds_together():
-    """One keeps pixels and keys in its memory, the other nothing; one has no alphas, so the ensemble has none."""
-    torch.manual_seed(0)
-    decoders = [DecoderWithAttention(4, 5, 6, 11, encoder_dim=3).eval(), DecoderWithRNN(5, 8, 11, encoder_dim=3).eval()]
-    ensemble, encoder_out, words = Ensemble(decoders), torch.rand(2, 2, 2, 3), torch.tensor([1, 7])
-    state, memory = ensemble.start(encoder_out)
-    starts = [decoder.start(encoder_out) for decoder in decoders]
-    for _ in range(2):
-        scores, state, alpha = ensemble.step(words, state, memory)
-        steps = [decoder.step(words, *own) for decoder, own in zip(decoders, starts, strict=True)]
-        torch.testing.assert_close(scores.exp(), sum(own.softmax(dim=1) for own, *_ in steps) / 2)
-        assert alpha is None
-        starts = [(new, own[1]) for (_, new, _), own in zip(steps, starts, strict=True)]
-
-
-@torch.no_grad()
-def test_what_a_step_gives_back():
-    """Of each decoder its own part of state and memory is taken, and its new state is given back."""
-    torch.manual_seed(0)
-    decoders = [DecoderWithAttention(4, 5, 6, 11, encoder_dim=3).eval(), DecoderWithRNN(5, 8, 11, encoder_dim=3).eval()]
-    ensemble, encoder_out, words = Ensemble(decoders), torch.rand(2, 2, 2, 3), torch.tensor([1, 7])
-    state, memory = ensemble.start(encoder_out)
-    starts = [decoder.start(encoder_out) for decoder in decoders]
-    new = [part for decoder, start in zip(decoders, starts, strict=True) for part in decoder.step(words, *start)[1]]
-    where, wanted = 'TODO 13, Ensemble.step', f'scores (2, 11), a tuple of {len(new)} new states, mean alpha'
-    try:
-        found = ensemble.step(words, state, memory)
-    except Exception as error:
-        if 'is still to do' in str(error):
-            raise
-        pytest.fail(f'{where}: expected {wanted}; here it stops with {type(error).__name__}: {error}. Likely cause: a '
-                    'decoder is not given its own part of state and memory, self.sizes of them.', pytrace=False)
-    if not isinstance(found, tuple) or len(found) != 3:
-        came = f'{len(found)} things' if isinstance(found, tuple) else f'a {type(found).__name__}'
-        pytest.fail(f'{where}: expected {wanted}; here {came}. Likely cause: the return is missing, or not all is '
-                    'returned.', pytrace=False)
-    if not isinstance(found[1], tuple) or len(found[1]) != len(new):
-        came = f'a tuple of {len(found[1])}' if isinstance(found[1], tuple) else f'a {type(found[1]).__name__}'
-        pytest.fail(f'{where}: expected {wanted}; here as states {came}. Likely cause: the new states of all decoders '
-                    'must be one after the other in one tuple.', pytrace=False)
-    for one, own, old in zip(found[1], new, state, strict=True):
-        same(one, own, f'{where}: state', 'batch_size, decoder_dim', 'the new states, in the order of the decoders',
-             {'the state before the step is given back, not the new one': old}, tolerance=1e-5)
+            _, state, _ = found
+            words = found[0].argmax(dim=1)
 
 
 def test_an_ensemble_of_one_is_the_model(three):
+    step_first()
     model, alone = load_model(three[2], 'cpu'), load_ensemble(three[2:], 'cpu')
     for one, other in zip(caption_split(alone, 'TEST', 3), caption_split(model, 'TEST', 3), strict=True):
-        assert one['caption'] == other['caption'] and one['score'] == pytest.approx(other['score'], abs=1e-4)
+        check(one['caption'] == other['caption'], STEP, f'alone the caption of the model, {other["caption"]}',
+              one['caption'], 'a single decoder is treated unlike several')
+        same(one['score'], other['score'], f'{STEP}: score of a caption', '',
+             'a single decoder is treated unlike several', tolerance=1e-4)
 
 
 def test_an_ensemble_is_evaluated_as_a_model_is(three):
+    step_first()
     ensemble = load_ensemble(three, 'cpu')
     result = evaluate(ensemble, 'TEST', (1, 3))
     assert result['model'] == 'Ensemble' and len(result['captions']) == 6
@@ -128,12 +163,16 @@ def test_an_ensemble_is_evaluated_as_a_model_is(three):
 
 def test_beams_are_reordered_with_all_their_states(three):
     """Beam 4 of an ensemble of three times the same decoder is beam 4 of this decoder."""
+    step_first()
     model = load_model(three[2], 'cpu')
-    same = Ensemble([model.decoder] * 3).eval()
+    thrice = Ensemble([model.decoder] * 3).eval()
     encoder_out = solver.encode(model, caption_dataset(model, 'TEST').images(torch.arange(6)))
-    for one, other in zip(beam_search(same, encoder_out, model.word_map, 4, 12),
+    for one, other in zip(beam_search(thrice, encoder_out, model.word_map, 4, 12),
                           beam_search(model.decoder, encoder_out, model.word_map, 4, 12), strict=True):
-        assert one.words == other.words and one.score == pytest.approx(other.score, abs=1e-4)
+        check(one.words == other.words, STEP, f'with three times one decoder its caption, {other.words}', one.words,
+              'words are read, or states given back, in another order than the rows')
+        same(one.score, other.score, f'{STEP}: score of a caption', '', 'the sum over the decoders is not divided',
+             tolerance=1e-4)
 
 
 def test_one_path_is_an_ensemble_of_one(three):
@@ -165,6 +204,7 @@ def tuned(three, tiny_data, tmp_path_factory):
 
 
 def test_each_decoder_has_the_encoder_that_it_was_trained_with(three, tuned):
+    step_first()
     paths = [three[0], tuned, three[2]]
     ensemble, models = load_ensemble(paths, 'cpu'), [load_model(path, 'cpu') for path in paths]
     pictures = CaptionDataset(ensemble.settings['data_folder'], ensemble.settings['data_name'], 'TEST').images(
@@ -175,15 +215,15 @@ def test_each_decoder_has_the_encoder_that_it_was_trained_with(three, tuned):
         assert (grids[0] - grids[1]).abs().max() > 1e-2 and torch.equal(grids[0], grids[2])
         together = solver.encode(ensemble, pictures)
         assert together.shape == (4, 4, 4, 2 * models[0].encoder.encoder_dim)  # the frozen one has read them once
-        scores, _, alpha = ensemble.decoder.step(words, *ensemble.decoder.start(together))
+        found = ensemble.decoder.step(words, *ensemble.decoder.start(together))
         steps = [model.decoder.step(words, *model.decoder.start(grid))
                  for model, grid in zip(models, grids, strict=True)]
-    torch.testing.assert_close(scores.exp(), sum(own.softmax(dim=1) for own, *_ in steps) / 3)
-    torch.testing.assert_close(alpha, sum(own for *_, own in steps) / 3)
+    same_step(found, steps)
 
 
 @pytest.mark.parametrize('frozen_first', [True, False])
 def test_fine_tuned_and_frozen_are_evaluated_together(three, tuned, frozen_first):
+    step_first()
     paths = [three[1], tuned] if frozen_first else [tuned, three[1]]
     ensemble = load_ensemble(paths, 'cpu')
     captions = caption_split(ensemble, 'TEST', 3)
@@ -194,6 +234,10 @@ def test_fine_tuned_and_frozen_are_evaluated_together(three, tuned, frozen_first
 
 
 def test_an_ensemble_of_a_fine_tuned_one_is_the_model(tuned):
+    step_first()
     for one, other in zip(caption_split(load_ensemble([tuned, tuned], 'cpu'), 'TEST', 3),
                           caption_split(load_model(tuned, 'cpu'), 'TEST', 3), strict=True):
-        assert one['caption'] == other['caption'] and one['score'] == pytest.approx(other['score'], abs=1e-4)
+        check(one['caption'] == other['caption'], STEP, f'alone the caption of the model, {other["caption"]}',
+              one['caption'], 'a single decoder is treated unlike several')
+        same(one['score'], other['score'], f'{STEP}: score of a caption', '',
+             'a single decoder is treated unlike several', tolerance=1e-4)

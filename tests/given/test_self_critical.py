@@ -7,7 +7,7 @@ import pytest
 import torch
 from small import DRAWN
 from torch import nn
-from verdicts import by_hand, same
+from verdicts import by_hand, check, same
 
 import extensions
 import self_critical
@@ -202,6 +202,7 @@ class OneWord(nn.Module):
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])
 def test_the_gradient_is_that_of_the_expected_score(baseline):
     """The mean over many draws is the gradient of the sum over all captions of p(caption) * CIDEr-D(caption)."""
+    test_the_surrogate_loss(baseline)
     words = ['<start>', 'red', 'star', 'moon', 'a', '<unk>', '<pad>', '<end>']
     word_map = {word: index for index, word in enumerate(words)}
     model = CaptionModel(nn.Identity(), OneWord(len(words)), word_map, {'device': 'cpu'})
@@ -235,9 +236,11 @@ def test_the_surrogate_loss(baseline):
     log_p, reward, greedy, weights = DRAWN
     log_p, where = log_p.clone().requires_grad_(), f"TODO 12, surrogate_loss, baseline '{baseline}'"
     found = self_critical.surrogate_loss(log_p, reward, greedy if baseline == 'greedy' else None, weights)
-    if found.shape != ():
-        pytest.fail(f'{where}: expected one number; here {found.numel()}, of shape {tuple(found.shape)}. Likely cause: '
-                    'the sum over the pictures is missing.', pytrace=False)
+    check(torch.is_tensor(found), where, 'a tensor', f'a {type(found).__name__}', 'the return is missing, or item()')
+    check(found.shape == (), where, 'one number', f'{found.numel()}, of shape {tuple(found.shape)}',
+          'the sum over the pictures is missing')
+    check(found.requires_grad, where, 'a loss with a gradient by log_p', 'one without',
+          'log_p is detached, or the loss is made anew of plain numbers')
     right = by_hand('surrogate', baseline)
     same(torch.autograd.grad(found, log_p)[0], right['gradient'], f'{where}: gradient by log_p', 'n, samples',
          'minus weight * (reward - baseline) / samples')
@@ -246,6 +249,8 @@ def test_the_surrogate_loss(baseline):
 
 def test_baselines(model, monkeypatch):
     """Advantages by hand: rewards 1, 2, 6 of the samples; 2 of the greedy caption."""
+    for baseline in 'greedy', 'mean':
+        test_the_surrogate_loss(baseline)
     rewards = dict(drawn=torch.tensor([1.0, 2.0, 6.0]), greedy=torch.tensor([2.0]))
     drawn = [Hypothesis([5], 0.0, True), Hypothesis([6], 0.0, True), Hypothesis([7, 8], 0.0, True)]
     monkeypatch.setattr(self_critical, 'sample_search', lambda *_, samples: drawn)
