@@ -68,13 +68,13 @@ def test_its_checks_hold_numbers_not_equations(folder):
     with torch.no_grad():
         alpha = papers.knowing_when_to_look('adaptive')['alpha'].right
     assert found['knowing_when_to_look adaptive']['alpha'][0] == pytest.approx(alpha.tolist(), abs=1e-13)
-    used = set(re.findall(r"by_hand\('(\w+)'", ''.join(
+    used = set(re.findall(r"\bby_hand\('(\w+)'", ''.join(
         path.read_text() for path in (folder / 'tests' / 'bonus').glob('test_*.py'))))
     assert used == {name.split()[0] for name in found}
 
 
 def test_open_todos_are_not_done_yet(folder):
-    found = check(folder, '-k', 'adaptive or bahdanau or captionnet or surrogate or different_kinds or are_taken')
+    found = check(folder, '-k', 'adaptive or bahdanau or captionnet or surrogate or gives_back or are_taken')
     assert found.returncode == 0, found.stdout
     assert {int(todo) for todo in re.findall(r'not done yet: TODO (\d+)', found.stdout)} >= {6, 9, 10, 12, 13, 14}
     assert ' passed' not in found.stdout.splitlines()[-1] or int(re.search(r'(\d+) passed', found.stdout)[1]) < 6
@@ -146,16 +146,16 @@ def test_the_reference_does_them_all(folder):
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout
 
 
-CHECKED_BY = {6: 'knowing_when_to_look or how_spatial or what_spatial', 7: 'knowing_when_to_look',
+CHECKED_BY = {6: '(spatial and (by_hand or around or how or finite))', 7: '(adaptive and (by_hand or finite))',
               8: 'cells_by_hand or comes_back',
               9: 'with_elu or gate_and_first',
               10: 'product_attention_by_hand or heads_look or deep_output', 11: 'own_words_are_drawn',
-              12: 'surrogate', 13: 'mean_of_the_probabilities', 14: 'are_taken_and'}
+              12: 'surrogate', 13: 'gives_back', 14: 'are_taken_and or no_word_vectors'}
 # In each round at most one mistake of a TODO: where, what is replaced by what, and the sentence that must name it.
 X = 'extensions.py'
 ROUNDS = [[
     (6, X, 'z = self.score(keys, h)\n', 'z = self.score(keys, h_before)\n', 'the new hidden state looks (eq. 6), not'),
-    (7, X, 'return g * tanh_m', 'return g * torch.atanh(tanh_m)', 's_t = g_t * tanh(m_t), the tanh is missing'),
+    (7, X, 'return g * tanh_m', 'return g * torch.tanh(tanh_m)', 'sentinel: s.*here tanh is taken twice'),
     (8, X, 'return (self.decode_step(embeddings, *state),)', 'return self.decode_step(embeddings, *state)',
      'one_step: expected (h,) of shapes ([2, 9]); here [2, 9].'),
     (9, X, 'F.elu(', 'torch.tanh(', 'tanh in place of ELU'),
@@ -165,12 +165,12 @@ ROUNDS = [[
     (12, 'self_critical.py', '(reward.sum(dim=1, keepdim=True) - reward) / (reward.shape[1] - 1)',
      'reward.mean(dim=1, keepdim=True)', 'its own reward is in it'),
     (13, 'ensembles.py', 'torch.stack(scores).logsumexp(dim=0)', 'torch.stack(scores).mean(dim=0)',
-     'the mean of the log-probabilities in place of'),
+     'the mean of the scores or log-probabilities in place of'),
     (14, 'word_vectors.py', ' and word not in found:', ':', 'the last time counts, not the first'),
 ], [
     (6, X, 'self.fc(self.dropout(c + h)), alpha, h, m', 'self.fc(self.dropout(c)), alpha, h, m',
      'h is missing (eq. 13)'),
-    (7, X, 'self.W_h(h_before))\n', 'self.W_h(torch.atanh(tanh_m)))\n', 'Likely cause: softmax of w_h tanh'),
+    (7, X, 'self.W_h(h_before))\n', 'self.W_h(torch.atanh(tanh_m)))\n', 'sentinel: s.*Likely cause: s = g * tanh_m'),
     (8, X, 'return (self.decode_step(embeddings, *state),)', 'return (self.decode_step(embeddings),)',
      'the old state is not handed to the cell'),
     (9, X, 'torch.cat([embeddings, gate * context], dim=1)', 'torch.cat([embeddings, context], dim=1)',
@@ -196,7 +196,7 @@ ROUNDS = [[
     (7, X, "alpha, beta = alpha[..., :-1], alpha[..., -1:]\n", "beta = torch.sigmoid(z_s)\n"
      "        alpha = (1 - beta) * self.score(keys, h).softmax(dim=-1)\n", 'not a sigmoid of its own'),
 ], [
-    (7, X, "h, m = self.decode_step(x, (h, m))\n        c, alpha = self.attend(V, keys, h, x, h_before, torch.tanh(m))",
+    (6, X, "h, m = self.decode_step(x, (h, m))\n        c, alpha = self.attend(V, keys, h, x, h_before, torch.tanh(m))",
      "old = m\n        h, m = self.decode_step(x, (h, m))\n"
      "        c, alpha = self.attend(V, keys, h, x, h_before, torch.tanh(old))",
      's_t comes from the new cell state m_t (eq. 10), not from the old one'),
@@ -206,6 +206,42 @@ ROUNDS = [[
 ], [
     (7, X, "return beta * s + weighted_sum(alpha, V), alpha",
      "return beta * s + weighted_sum(alpha, V), alpha / alpha.sum(dim=-1, keepdim=True)", 'alpha sums to 1 - beta'),
+], [
+    (6, X, 'alpha = z.softmax(dim=-1)', 'alpha = z.softmax(dim=1)', '3 steps at once: alpha.*is over the steps'),
+    (7, X, 'g = torch.sigmoid(', 'g = torch.tanh(', 'sentinel: s.*the gate is tanh'),
+    (9, X, 'alpha = e.softmax(dim=1)', 'alpha = e.softmax(dim=0)', 'forward: alpha.*is over the pictures of the batch'),
+    (10, X, 'q.shape[-1] ** -0.5', '(q.shape[1] * q.shape[-1]) ** -0.5', 'not of one head\'s'),
+    (12, 'self_critical.py', '(advantage * log_p).sum()', '(advantage * log_p.detach()).sum()', 'log_p is detached'),
+    (13, 'ensembles.py', 'states += tuple(new)', 'states += (tuple(new),)', 'must be one after the other in one tuple'),
+    (14, 'word_vectors.py', 'vector(word, numbers, place)\n                found',
+     'torch.tensor([float(number) for number in numbers])\n                found', 'the numbers go through vector'),
+], [
+    (6, X, 'alpha = z.softmax(dim=-1)', 'alpha = z.softmax(dim=0)', 'attend: alpha.*is over the captions of the batch'),
+    (7, X, 'self.W_s(s) + self.W_g(h)', 'self.W_s(s)', 'attend: alpha.*W_g h is missing in the sentinel\'s score'),
+    (9, X, '        e = self.v(F.elu(self.W(h).unsqueeze(1) + keys))', '        keys += self.W(h).unsqueeze(1)\n'
+     '        e = self.v(F.elu(keys))', 'forward: expected that keys stays as it is; here it is changed in place'),
+    (10, X, 'alpha.mean(dim=1).squeeze(1)', 'alpha.sum(dim=1).squeeze(1)', 'the sum over the heads in place of their'),
+    (13, 'ensembles.py', 'logsumexp(dim=0).log_softmax(dim=1)', 'exp().mean(dim=0)', 'probabilities without the log'),
+], [
+    (6, X, 'h, m = self.decode_step(x, (h, m))', 'm, h = self.decode_step(x, (h, m))', 'one_step: h.*are exchanged'),
+    (7, X, 'z_s = self.w_h(torch.tanh(self.W_s(s) + self.W_g(h)))', 'z_s = self.w_h(self.W_s(s) + self.W_g(h))',
+     'attend: alpha.*tanh is missing in the sentinel\'s score'),
+    (9, X, "h, c = self.decode_step(torch.cat([embeddings, gate * context], dim=1), (h, c))",
+     "h, c = self.decode_step(torch.cat([embeddings, gate * context], dim=1), (c, h))", 'the LSTM gets (c, h)'),
+    (10, X, 'alpha.mean(dim=1).squeeze(1)', 'alpha[:, 0].squeeze(1)', 'the first head only'),
+    (13, 'ensembles.py', '            state, memory = state[of_state:], memory[of_memory:]\n', '',
+     'a decoder is not given its own part'),
+], [
+    (6, X, 'h, m = self.decode_step(x, (h, m))', 'h, m = self.decode_step(x)', 'is not given its old state (h, m)'),
+    (7, X, 'return beta * s +', 'return (1 - beta) * s +', 'attend: c.*here it is (1 - beta) s'),
+    (9, X, "h, c = self.decode_step(torch.cat([embeddings, gate * context], dim=1), (h, c))",
+     "h, _ = self.decode_step(torch.cat([embeddings, gate * context], dim=1), (h, c))", 'the old one is returned'),
+    (11, X, '.softmax(dim=1), 1).squeeze(1)', '.softmax(dim=1), 1)', 'torch.multinomial gives (n, 1)'),
+], [
+    (6, X, 'return self.fc(self.dropout(c + h)), alpha', 'return self.fc(self.dropout(c + h)).softmax(dim=1), alpha',
+     'the scores are those before softmax'),
+    (7, X, 'alpha, beta = alpha[..., :-1], alpha[..., -1:]', 'alpha, beta = alpha[..., 1:], alpha[..., :1]',
+     'beta is the last entry of alpha^ (eq. 12), not the first'),
 ]]
 
 
@@ -249,11 +285,60 @@ def test_a_missing_return_is_named(folder):
     assert 'TODO 9, BahdanauAttention.forward: expected (context, alpha) of shapes ([2, 10], [2, 6]); here No' in found
     assert 'TODO 13, Ensemble.step: expected scores (2, 11), a tuple of 4 new states' in found
     assert 'here a NoneType. Likely cause: the return is missing' in found
-    where = r'^TODO 9, DecoderWithBahdanauAttention.one_step stops in line \d+ of extensions.py with TypeError: cannot '
-    assert len(re.findall(where, found, re.MULTILINE)) == 2 and len(found.splitlines()) < 60
+    assert len(found.splitlines()) < 60
     table = re.findall(r'^TODO +(\d+)  wrong  (\S+) ', found, re.MULTILINE)
-    assert table == [('9', 'BahdanauAttention.forward'), ('9', 'DecoderWithBahdanauAttention.one_step'),
-                     ('13', 'Ensemble.step')]
+    assert table == [('9', 'BahdanauAttention.forward'), ('13', 'Ensemble.step')]
+
+
+# Right, in another way than the reference: where, what is replaced by what
+OTHER_WAYS = [
+    (X, '        s = self.sentinel(x, h_before, tanh_m)\n', '\n'.join([
+        '        if h.dim() == 3:',
+        '            steps = [self.attend(V, keys, h[:, t], x[:, t], h_before[:, t], tanh_m[:, t])',
+        '                     for t in range(h.shape[1])]',
+        '            return tuple(torch.stack(values, dim=1) for values in zip(*steps))',
+        '        s = self.sentinel(x, h_before, tanh_m)', ''])),
+    (X, 'self.attend(V, keys, h, x, h_before, torch.tanh(m))',
+     'self.attend(V=V, keys=keys, tanh_m=torch.tanh(m), h=h, x=x, h_before=h_before)'),
+    (X, 'return V, self.W_v(V), v_g', 'return [V, self.W_v(V), v_g]'),
+    (X, '        context, alpha = self.attention(encoder_out, h, keys)\n',
+     '        _, alpha = self.attention(h=h, encoder_out=encoder_out)\n'
+     '        context = weighted_sum(alpha, encoder_out)\n'),
+    (X, 'context, alpha = self.attention(cells, h, keys)',
+     'context, alpha = self.attention(h=h, keys=keys, cells=cells)')]
+
+
+def test_other_ways_are_right(folder):
+    sources = dict(SOLUTIONS)
+    for name, old, new in OTHER_WAYS:
+        assert sources[name].count(old) == 1, old
+        sources[name] = sources[name].replace(old, new)
+    with laid_in(folder, sources):
+        found = check(folder, '-k', '(spatial or adaptive or bahdanau or captionnet) and not trained_by and not large '
+                      'and not killed and not by_heart and not self_critical and not resnet and not learns')
+    assert found.returncode == 0, found.stdout[-3000:]
+
+
+def test_an_ensemble_is_blamed_not_its_decoders(folder):
+    """Nor the lab's own TODOs, in whose code it stops."""
+    old = '            state, memory = state[of_state:], memory[of_memory:]\n'
+    source = SOLUTIONS['ensembles.py']
+    assert source.count(old) == 1
+    with laid_in(folder, {'ensembles.py': source.replace(old, '')}):
+        found = check(folder, '-k', 'test_ensembles').stdout
+    assert re.findall(r'^TODO +(\d+)  wrong  (\S+) ', found, re.MULTILINE) == [('13', 'Ensemble.step')]
+    assert len(found.splitlines()) < 60, found
+
+
+def test_a_file_that_is_not_python(folder):
+    old = 'g = torch.sigmoid(self.W_x(x) + self.W_h(h_before))'
+    assert SOLUTION.count(old) == 1
+    with laid_in(folder, {X: SOLUTION.replace(old, old[:-1])}):
+        found = check(folder)
+    said = (found.stdout + found.stderr).strip().splitlines()
+    assert len(said) == 1 and re.match(
+        r'ERROR: TODO 7, DecoderWithAdaptiveAttention.sentinel: line \d+ of extensions.py is not Python: .* was never',
+        said[0]), said
 
 
 def test_the_comparison_is_whole_again(folder):
@@ -270,4 +355,8 @@ def test_mistakes_are_named(folder, number):
     with laid_in(folder, sources):
         found = check(folder, '-k', ' or '.join(CHECKED_BY[todo] for todo, *_ in ROUNDS[number]))
     for todo, *_, sentence in ROUNDS[number]:
-        assert re.search(rf'TODO {todo}, .*{re.escape(sentence)}', found.stdout), (todo, sentence, found.stdout[-3000:])
+        words = '.*'.join(map(re.escape, sentence.split('.*')))
+        assert re.search(rf'TODO {todo}, .*{words}', found.stdout), (todo, sentence, found.stdout[-3000:])
+    for todo in re.findall(r'^TODO +(\d+)  (?:wrong|stops)', found.stdout, re.MULTILINE):  # and no other is blamed
+        assert int(todo) in {of for of, *_ in ROUNDS[number]}, found.stdout[-3000:]
+    assert 'def test_' not in found.stdout

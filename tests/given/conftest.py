@@ -25,6 +25,7 @@ LAB = range(1, 6)  # the TODOs of models.py, done and graded before a bonus task
 ABOUT = {'test_ensembles': '13', 'test_self_critical': '12', 'test_word_vectors': '14', 'adaptive': '7', 'spatial': '6',
          'ratio|own_words|teacher_forcing_of': '11', 'scaled|heads|captionnet': '10',
          'bahdanau|killed': '9', 'rnn|gru|lstm|cell': '8'}
+SAID = set()  # a line is not said twice
 
 
 def pytest_configure(config):
@@ -50,10 +51,16 @@ def pytest_runtest_makereport(item, call):
             r'TODO \d+: \S+ is still to do: follow its steps in \S+', str(call.excinfo.value))):
         report.outcome = 'skipped'
         report.longrepr = (str(item.path), item.location[1], f'not done yet: {todo[0]}')
-    elif report.failed and IN_A_BONUS and not isinstance(call.excinfo.value, pytest.fail.Exception) and (
-            item.config.option.tbstyle == 'auto'):  # --tb=long shows the pages of this folder's code
-        where = in_own_code(call.excinfo.traceback) or in_a_check(item, call.excinfo, call.when)
-        report.longrepr = f'{where} with {first_line(call.excinfo)}' if where else report.longrepr
+    elif report.failed and IN_A_BONUS and item.config.option.tbstyle == 'auto':  # --tb=long shows pages
+        said = isinstance(call.excinfo.value, pytest.fail.Exception)
+        where = not said and (in_own_code(call.excinfo.traceback) or in_a_check(item, call.excinfo, call.when))
+        if where:
+            report.longrepr = f'{where} with {first_line(call.excinfo)}'
+        if said or where:
+            report.sections = []  # what a training printed
+        if (line := str(report.longrepr)).startswith('TODO '):
+            report.longrepr = f'{line.partition(": ")[0]}: as above' if line in SAID else line
+            SAID.add(line)
     return report
 
 
@@ -103,7 +110,7 @@ def pytest_terminal_summary(terminalreporter):
                 found[int(todo[1]), state, name] += 1
     if found:
         terminalreporter.section('TODOs')
-    for (todo, state, name), count in sorted(found.items()):
+    for (todo, state, name), count in sorted(found.items(), key=lambda one: (one[0][0], one[0][1] == 'stops', one)):
         terminalreporter.write_line(f'TODO {todo:2}  {state:5}  {name}  ({count} check{"s" * (count > 1)})')
 
 

@@ -40,11 +40,10 @@ def same_step(found, steps, mistakes=()):
     """Scores and alpha of the ensemble's step are those of these steps of several decoders together."""
     scores, _, alpha = found
     n, mean = len(steps), sum(own.softmax(dim=1) for own, *_ in steps) / len(steps)
-    of_scores, of_logs = sum(own for own, *_ in steps) / n, sum(own.log_softmax(dim=1) for own, *_ in steps) / n
     same(scores.softmax(dim=1), mean, f'{STEP}: softmax of the scores', 'batch_size, vocab_size',
          'the scores are the log of the mean of the probabilities', {
-             'the mean of the scores in place of that of the probabilities': of_scores.softmax(dim=1),
-             'the mean of the log-probabilities in place of that of the probabilities': of_logs.softmax(dim=1),
+             'the mean of the scores or log-probabilities in place of that of the probabilities':
+                 (sum(own for own, *_ in steps) / n).softmax(dim=1),
              'the scores of one decoder, not of all': steps[0][0].softmax(dim=1),
              'the mean of the probabilities without the log': mean.softmax(dim=1),
              'the softmax is over the batch': (sum(own.softmax(dim=0) for own, *_ in steps) / n).log().softmax(dim=1),

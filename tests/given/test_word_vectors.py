@@ -33,9 +33,9 @@ def refused(function, message, cause):
     """The function must raise ValueError with this message."""
     try:
         function()
-    except ValueError as error:
-        came = f'ValueError: {error}'
-        if re.search(message, str(error)):
+    except (ValueError, ArithmeticError) as error:
+        came = f'{type(error).__name__}: {error}'
+        if isinstance(error, ValueError) and re.search(message, str(error)):
             return
     else:
         came = 'none'
