@@ -382,8 +382,9 @@ def cell_step(kind):
         return torch.sigmoid(o) * torch.tanh(c), c
 
     if kind == 'lstm':
-        right, swapped = lstm(h, c), lstm(c, h)
-        return {name: Value(right[i], {'h and c are returned in the wrong order': right[1 - i],
+        right, swapped, from_zeros = lstm(h, c), lstm(c, h), lstm(h * 0, c * 0)
+        return {name: Value(right[i], {'the old state is not handed to the cell': from_zeros[i],
+                                       'h and c are returned in the wrong order': right[1 - i],
                                        'h and c go in in the wrong order': swapped[i]}) for i, name in enumerate('hc')}
     one = gru if kind == 'gru' else lambda h: torch.tanh(wx[0] + wh(h)[0])
     return dict(h=Value(one(h), {'the old state is not handed to the cell': one(torch.zeros_like(h))}))

@@ -316,7 +316,9 @@ def test_dropout_is_before_the_vocabulary_layer_and_nowhere_else(kind):
             module.eval()
     scores, dropped_state, *dropped_alpha = decoder.step(torch.tensor([5]), *start)
     cause = 'the dropout is missing, or is not the last thing before fc'
-    same(scores[0], decoder.fc.bias, f'{WHERE[kind]}, a step with dropout=1: scores', 'vocab_size', cause)
+    where = {'captionnet': f'{WHERE["captionnet"]}.word_scores', 'two_heads': f'{WHERE["captionnet"]}.word_scores',
+             **dict.fromkeys(('spatial', 'adaptive'), f'{WHERE["spatial"]}.one_step')}.get(kind, WHERE[kind])
+    same(scores[0], decoder.fc.bias, f'{where}, a step with dropout=1: scores', 'vocab_size', cause)
     predictions, *dropped_alphas = run(decoder)
     for i, length in enumerate(LENGTHS):
         same(predictions[i, :length - 1], decoder.fc.bias.expand(length - 1, -1),
