@@ -294,7 +294,7 @@ def test_word_vectors_of_a_second_phase_only(cfg, tmp_path, monkeypatch):
         compare({'a': {}, 'b': dict(start_from='a', word_vectors=str(vectors))}, cfg, tmp_path)
 
 
-def test_only_the_todos_that_a_run_needs(cfg, tmp_path, monkeypatch):
+def test_what_is_still_to_be_written_and_not_needed(cfg, tmp_path, monkeypatch):
     def to_do(*_):
         raise NotImplementedError('TODO 11: true_or_own is still to do: follow its steps in extensions.py')
 
