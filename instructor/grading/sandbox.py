@@ -56,11 +56,13 @@ def _wrap(command):
                  '--perms', '1777', '--size', str(TMP), '--tmpfs', '/tmp',
                  '--proc', '/proc', '--dev', '/dev', '--chdir', '/tmp']
     for folder in dict.fromkeys(str(Path(f)) for f in folders):
+        if not os.path.exists(folder):
+            continue
+        for parent in [*Path(folder).parents][-2::-1]:  # open to all, whatever they are outside
+            arguments += ['--perms', '0755', '--dir', str(parent)]
         if os.path.islink(folder):
             arguments += ['--symlink', os.readlink(folder), folder]
-        elif os.path.exists(folder):
-            for parent in [*Path(folder).parents][-2::-1]:  # open to all, whatever they are outside
-                arguments += ['--perms', '0755', '--dir', str(parent)]
+        else:
             arguments += ['--ro-bind', folder, folder]
     if os.getuid() != 0:
         arguments += ['--unshare-user', '--uid', str(NOBODY), '--gid', str(NOBODY)]
