@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import stat
+import subprocess
 import sys
 import tempfile
 import threading
@@ -384,6 +385,19 @@ def test_a_pickle_in_place_of_a_checkpoint_is_not_run(tmp_path):
     remarks = evidence.look(read_submission(path))
     assert any('the checkpoint is not one of this lab' in remark for remark in remarks)
     assert not (tmp_path / 'ran').exists()
+
+
+@needs_isolation
+def test_an_environment_that_is_a_link(tmp_path, monkeypatch):
+    (tmp_path / 'elsewhere' / 'env').mkdir(parents=True)
+    (tmp_path / 'elsewhere' / 'env' / 'file').write_text('text')
+    (tmp_path / 'here').mkdir()
+    (tmp_path / 'here' / 'venv').symlink_to(tmp_path / 'elsewhere' / 'env')
+    monkeypatch.setattr(sys, 'prefix', str(tmp_path / 'here' / 'venv'))
+    for command, expected in ((['cat', f'{sys.prefix}/file'], 'text'),
+                              (['stat', '-c', '%a', tmp_path / 'here', tmp_path / 'elsewhere'], '755\n755\n')):
+        done = subprocess.run([*sandbox._wrap(sandbox.bubblewrap()), *command], capture_output=True, text=True)
+        assert done.stdout == expected, done.stderr
 
 
 @pytest.mark.skipif(os.name != 'posix', reason='the sandbox needs Unix')
