@@ -156,7 +156,7 @@ def test_words_that_are_not_in_utf_8(tmp_path, capsys):
 @pytest.mark.parametrize('content', [
     gzip.compress(b'red 1 2 3\n'), bz2.compress(b'red 1 2 3\n'), lzma.compress(b'red 1 2 3\n'), b'PK\x03\x04red 1 2 3',
     b'\x28\xb5\x2f\xfdred 1 2 3', b'7z\xbc\xaf\x27\x1cred 1 2 3', b'2 3\nred \x00\x00\x80?\x00\x00\x00@',
-    'red 1 2 3\n'.encode('utf-16')])
+    'red 1 2 3\n'.encode('utf-16')], ids=['gzip', 'bzip2', 'xz', 'zip', 'zstd', '7z', 'word2vec', 'utf-16'])
 def test_packed_and_binary_files(tmp_path, content):
     path = tmp_path / 'vectors'
     path.write_bytes(content)
