@@ -6,14 +6,16 @@ import importlib.util
 import inspect
 import re
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 SEEN = {}  # module -> the spec that it was loaded by, its source at that time
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 EVERYTHING = '*'
+PLAIN = int, float, complex, str, bytes, type(None)  # bool is an int
 
 
 class Statement(NamedTuple):
@@ -33,7 +35,9 @@ def code_digest(*names):
     """Fingerprint of the code of classes and functions, and of what they name of this folder's files, and so on.
 
     It is of the sources as they were when they were loaded; comments, docstrings and line breaks do not count, names of
-    local variables do. A method that a notebook has replaced counts as it is there.
+    local variables do. What a notebook or another file has put in the place of a function, a method or a number counts
+    as it is there (of a notebook's: as bytecode, with what it names). Not seen: what a call within a function puts into
+    a list or a dict, such as a registry that a decorator fills.
 
     :param names: such as 'models.DecoderWithRNN'
     :return: 16 hexadecimal digits, the same in every process
@@ -49,8 +53,10 @@ def code_digest(*names):
             if name in statement.binds or name == EVERYTHING or of_star:
                 found[module, number] = statement.text
                 waiting += [(other, name) for other, _ in statement.uses] if of_star else statement.uses
-        for place, source in replaced(module, name):
-            found[module, place] = source
+        texts, named = replaced(module, name)
+        for place, text in texts.items():
+            found[module, place] = text
+        waiting += named
     order = sorted(found, key=lambda key: (key[0], isinstance(key[1], str), key[1]))
     return hashlib.sha256(repr([(key[0], found[key]) for key in order]).encode()).hexdigest()[:16]
 
@@ -73,14 +79,16 @@ def remember_sources():
 
 
 def source_of(module):
-    """What the file of a module says, or said when it was loaded; '' if it is not of this folder."""
+    """What the file of a module says, or said when it was loaded, in bytes; empty if it is not of this folder."""
     spec, path = getattr(sys.modules.get(module), '__spec__', None), path_of(module)
     if path is None:
-        return ''
+        return b''
     if spec is None:
-        return path.read_text(encoding='utf-8')
-    if SEEN.get(module, (None, ''))[0] is not spec:  # a module that is loaded again has another
-        SEEN[module] = spec, path.read_text(encoding='utf-8')
+        return path.read_bytes()
+    seen, source = SEEN.get(module, (None, b''))
+    # a module that is loaded again has another spec; IPython's autoreload lays new code into the old functions
+    if seen is not spec or not all(spelled(function.__code__) in spellings(source) for function in loaded(module)):
+        SEEN[module] = spec, path.read_bytes()
     return SEEN[module][1]
 
 
@@ -97,7 +105,8 @@ def statements(module):
 
 @cache
 def parsed(module, source):
-    tree = ast.parse(source)
+    tree = ast.parse(source, filename=str(path_of(module)))
+    tree.body = [line for line in tree.body if not is_main(line)]
     for node in ast.walk(tree):
         for part in ('body', 'orelse', 'finalbody'):
             if isinstance(inner := getattr(node, part, None), list):  # an expression's are no lists
@@ -119,6 +128,11 @@ def one_by_one(node):
     return [node]
 
 
+def is_main(line):
+    """Whether it is ``if __name__ == '__main__'``, which an import passes over."""
+    return isinstance(line, ast.If) and not line.orelse and ast.unparse(line.test) == "__name__ == '__main__'"
+
+
 def is_text(line):
     return isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) and isinstance(line.value.value, str)
 
@@ -134,7 +148,10 @@ def modules_of(node, module):
 def origin(node, module):
     """The module that ``from ... import`` reads from."""
     package = module if path_of(module).name == '__init__.py' else module.rpartition('.')[0]
-    return importlib.util.resolve_name('.' * node.level + (node.module or ''), package)
+    try:
+        return importlib.util.resolve_name('.' * node.level + (node.module or ''), package)
+    except ImportError:  # beyond this folder, as Python would find
+        return ''
 
 
 def names_in(node):
@@ -173,14 +190,140 @@ def uses(node, module, imported):
 
 
 def replaced(module, name):
-    """What a notebook has put in the place of a function or a method of this folder: pairs of place and source."""
-    thing = getattr(sys.modules.get(module), name, None)
-    members = {name: thing} | (dict(vars(thing)) if inspect.isclass(thing) else {})
-    for place, member in members.items():
-        member = getattr(member, '__func__', member) if isinstance(member, (staticmethod, classmethod)) else member
-        if inspect.isfunction(member) and member.__module__ == '__main__' and path_of(module):
-            try:
-                yield f'{name}.{place}', inspect.getsource(member)
-            except OSError:  # typed into a console
-                yield f'{name}.{place}', member.__code__.co_code.hex()
+    """What a notebook or another file has put in the place of a function, a method or a number of this folder.
 
+    :return: dict place -> text, and a list of (module, name) that it is made of in this folder
+    """
+    texts, named = {}, []
+    if path_of(module) is None or module not in sys.modules:
+        return texts, named
+    thing = getattr(sys.modules[module], name, None)
+    members = {name: thing}
+    if inspect.isclass(thing) and thing.__module__ != '__main__':
+        members |= vars(thing)
+    for place, member in members.items():
+        functions = functions_in(member)
+        if '__main__' in [home_of(one) for one in (member, *functions)]:
+            lines, others = of_notebook(member)
+            texts[f'{name}.{place}'] = '\n'.join(lines)
+            named += others
+        for function in functions:
+            named.append((home_of(function), function.__qualname__.partition('.')[0]))
+            if home_of(function) == module and is_of_file(function) \
+                    and spelled(function.__code__) not in spellings(source_of(module)):
+                texts[f'{name}.{place}'] = spelled(function.__code__)
+    if name in numbers(module, source_of(module)) and isinstance(thing, PLAIN) \
+            and thing != numbers(module, source_of(module))[name]:
+        texts[f'{name} is'] = repr(thing)
+    return texts, named
+
+
+@cache
+def numbers(module, source):
+    """What names at the top of a module are plain values, as its source says: dict name -> value."""
+    tree = ast.parse(source)
+    changing = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}  # counters
+    found = {}
+    for line in tree.body:
+        if isinstance(line, ast.Assign) and len(line.targets) == 1 and isinstance(line.targets[0], ast.Name):
+            found[line.targets[0].id] = line.value.value if isinstance(line.value, ast.Constant) else ...
+    return {name: value for name, value in found.items() if value is not ... and name not in changing}
+
+
+def of_notebook(thing):
+    """What a notebook's function or class says, and what it names: texts, and a list of (module, name) of this folder.
+
+    As bytecode: the source of what was typed into a console is nowhere.
+    """
+    texts, named, done, waiting = [], [], set(), [thing]
+    while waiting:
+        thing = waiting.pop()
+        if isinstance(thing, PLAIN):
+            texts.append(repr(thing))
+            continue
+        if id(thing) in done:
+            continue
+        done.add(id(thing))
+        if home_of(thing) and path_of(home_of(thing)):
+            named.append((home_of(thing), thing.__qualname__.partition('.')[0]))
+        if isinstance(thing, (tuple, list)):
+            waiting += thing
+        elif inspect.isclass(thing) and home_of(thing) == '__main__':
+            texts += [f'{thing.__name__}.{key}' for key in vars(thing) if not key.startswith('__')]
+            waiting += [*thing.__bases__, *(value for key, value in vars(thing).items()
+                                            if not isinstance(value, PLAIN) or not key.startswith('__'))]
+        elif isinstance(thing, partial):
+            waiting += [*thing.args, *thing.keywords, *thing.keywords.values()]
+        for function in functions_in(thing):
+            if home_of(function) != '__main__':
+                continue
+            texts.append(spelled(function.__code__))
+            waiting += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+            waiting += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
+            names = names_of(function.__code__)
+            for value in (function.__globals__[name] for name in names if name in function.__globals__):
+                if isinstance(value, ModuleType):
+                    named += [(value.__name__, name) for name in names if path_of(value.__name__)]
+                else:
+                    waiting.append(value)
+    return texts, named
+
+
+def functions_in(thing):
+    """The functions that a member of a module or a class is made of: a wrapper and what it wraps, say."""
+    found, waiting = [], [thing]
+    while waiting:
+        thing = waiting.pop()
+        if inspect.isfunction(thing):
+            found.append(thing)
+        if inspect.isfunction(thing) or isinstance(thing, (staticmethod, classmethod, property, partial, CACHED)):
+            waiting += [part for name in ('__func__', '__wrapped__', 'fget', 'fset', 'func')
+                        if (part := getattr(thing, name, None)) is not None]
+    return found
+
+
+CACHED = type(cache(len))
+
+
+def loaded(module):
+    """Functions and methods of a module that its file holds, as they are now."""
+    things = list(vars(sys.modules[module]).values())
+    things += [value for thing in things if inspect.isclass(thing) and thing.__module__ == module
+               for value in list(vars(thing).values())]
+    return [function for thing in things for function in functions_in(thing)
+            if home_of(function) == module and is_of_file(function)]
+
+
+def home_of(thing):
+    """The module that a function or a class is defined in; None for other things."""
+    if inspect.isfunction(thing):
+        return thing.__globals__.get('__name__')  # a wrapper's __module__ is what it wraps
+    return thing.__module__ if inspect.isclass(thing) else None
+
+
+def is_of_file(function):
+    return not function.__code__.co_filename.startswith('<')  # as a dataclass's __init__ is
+
+
+@cache
+def spellings(source):
+    """:func:`spelled` of all code of a module's source"""
+    found, waiting = set(), [compile(source, 'module', 'exec', dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        found.add(spelled(code))
+        waiting += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return found
+
+
+@cache
+def spelled(code):
+    """Bytecode and what belongs to it, as text; on what line it stands does not count."""
+    consts = [spelled(one) if isinstance(one, CodeType) else
+              sorted(map(repr, one)) if isinstance(one, frozenset) else repr(one) for one in code.co_consts]
+    return repr((code.co_name, code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars))
+
+
+def names_of(code):
+    inner = [name for one in code.co_consts if isinstance(one, CodeType) for name in names_of(one)]
+    return list(dict.fromkeys([*code.co_names, *inner]))

@@ -1,5 +1,6 @@
 """Fingerprints of code: other code gives another, and nothing else does."""
 
+import functools
 import importlib
 import os
 import subprocess
@@ -38,6 +39,13 @@ def folder(tmp_path, monkeypatch):
     own_code.parsed.cache_clear()
     yield tmp_path
     own_code.parsed.cache_clear()
+
+
+def of_notebook(code, before='', **names):
+    """What an expression gives in a notebook, after a cell of ``before``."""
+    names = dict(names, __name__='__main__')
+    exec(before, names)
+    return eval(code, names)
 
 
 def digest(folder, code):
@@ -154,11 +162,136 @@ def test_it_is_of_what_was_loaded(folder, monkeypatch):
         importlib.reload(module)
         after = code_digest('mine.Mine')
         assert after != before
-        module.Mine.start = lambda self, x: x
-        module.Mine.start.__module__ = '__main__'  # as in a notebook
+        module.Mine.start = of_notebook('lambda self, x: x')
         assert code_digest('mine.Mine') not in (before, after)
     finally:
         del sys.modules['mine'], own_code.SEEN['mine']
+
+
+@pytest.fixture
+def mine(folder, monkeypatch):
+    """The module mine, loaded, whose class reads helpers and a number."""
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(sys, 'dont_write_bytecode', True)
+    for name in ('mine', 'given'):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    digest(folder, 'import given\nfrom dataclasses import dataclass\nCALLS = 0\nN = 2\n' + CALLS.format('scaled(x) * N')
+           + '    def stop(self):\n        global CALLS\n        CALLS += 1\n'
+           "def scaled(x): return given.scaled(x)\n@dataclass\nclass Size:\n    n: int = 1\n"
+           'if __name__ == "__main__":\n    print(Mine(), scaled(3))\n')
+    yield importlib.import_module('mine')
+    for name in ('mine', 'given'):
+        sys.modules.pop(name, None)
+        own_code.SEEN.pop(name, None)
+
+
+def test_autoreload_lays_new_code_into_the_old_functions(folder, mine):
+    before = code_digest('mine.Mine')
+    path = folder / 'mine.py'
+    path.write_text(path.read_text().replace('given.scaled(x)', 'given.scaled(x) + 1'))
+    assert code_digest('mine.Mine') == before  # saved, not loaded
+    exec(compile(path.read_text(), str(path), 'exec'), other := {'__name__': 'mine'})
+    mine.scaled.__code__ = other['scaled'].__code__
+    after = code_digest('mine.Mine')
+    assert after != before
+    del sys.modules['mine'], own_code.SEEN['mine']
+    assert code_digest('mine.Mine') == after  # as by a new start
+    importlib.import_module('mine')
+    assert code_digest('mine.Mine') == after
+
+
+def test_edited_before_it_was_looked_at(folder, mine):
+    path = folder / 'mine.py'
+    text = path.read_text()
+    path.write_text(text.replace('given.scaled(x)', 'given.scaled(x) + 1'))
+    of_old = code_digest('mine.Mine')
+    del sys.modules['mine'], own_code.SEEN['mine']
+    assert code_digest('mine.Mine') != of_old
+    assert digest(folder, text.removeprefix(BEGIN)) != of_old  # that text is lost: better trained once too often
+
+
+@pytest.mark.parametrize('way', [
+    "mine.N = 3", "given.scaled = given.unused", "mine.scaled = given.unused",
+    "mine.scaled = of_notebook('lambda x: 1')",
+    "mine.scaled = functools.wraps(mine.scaled)(of_notebook('lambda x: x + 1'))",
+    "mine.Mine.start = property(of_notebook('lambda self: 1'))",
+    "mine.Mine.start = functools.partial(of_notebook('lambda x: 1'), 2)",
+    "mine.Mine.start = staticmethod(of_notebook('lambda x: 1'))",
+    "mine.Mine = of_notebook('Own', 'class Own(Base): pass', Base=mine.Size)"])
+def test_what_is_put_in_place_of_another(monkeypatch, mine, way):
+    """Also by a file of one's own that the decoder's file knows nothing of."""
+    before, names = code_digest('mine.Mine'), dict(mine=mine, given=mine.given)
+    old = [(owner, name, getattr(owner, name)) for owner, name in (
+        (mine, 'N'), (mine, 'scaled'), (mine.given, 'scaled'), (mine.Mine, 'start'), (mine, 'Mine'))]
+    exec(way, dict(names, functools=functools, of_notebook=of_notebook))
+    assert code_digest('mine.Mine') != before
+    for owner, name, value in old:
+        setattr(owner, name, value)
+    assert code_digest('mine.Mine') == before
+
+
+@pytest.mark.parametrize(('code', 'before', 'names', 'other'), [
+    ('lambda x: x * 2', '', {}, 'lambda x: x * 3'), ('lambda x: x.cos()', '', {}, 'lambda x: x.sin()'),
+    ('lambda x, k=2: x * k', '', {}, 'lambda x, k=3: x * k'), ('lambda x: x * k', '', dict(k=2), dict(k=3)),
+    ('lambda x: f(x)', 'def f(x): return x + 2', {}, 'def f(x): return x + 3'),
+    ('lambda x: [f(y) for y in x]', 'def f(x): return x + 2', {}, 'def f(x): return x + 3'),
+    ('made(2)', 'def made(k): return lambda x: x * k', {}, 'made(3)'),
+    ('functools.partial(f, 2)', 'def f(k, x): return x + k', {}, 'functools.partial(f, 3)'),
+    ('Own', 'class Own:\n def start(self): return 1', {}, 'class Own:\n def start(self): return 2'),
+    ('Own', 'class Own:\n n = 1', {}, 'class Own:\n n = 2')])
+def test_what_a_notebooks_function_names(mine, code, before, names, other):
+    def now(code, before, names):
+        mine.scaled = of_notebook(code, before, functools=functools, **names)
+        return code_digest('mine.Mine')
+
+    first = now(code, before, names)
+    assert first == now(code.replace('lambda x: x * 2', 'lambda x: ( # why\n\n x * 2)'), f'# here\n{before}', names)
+    assert first != now(other if isinstance(other, str) and other[:3] not in ('def', 'cla') else code,
+                        other if isinstance(other, str) and other[:3] in ('def', 'cla') else before,
+                        other if isinstance(other, dict) else names)
+
+
+def test_what_a_notebooks_function_calls_of_this_folder(folder, mine):
+    mine.scaled = of_notebook('lambda x: given.unused(x)', given=mine.given)
+    before = code_digest('mine.Mine')
+    del sys.modules['given'], own_code.SEEN['given']
+    (folder / 'given.py').write_text(HELPER.replace('- 7', '- 8'))
+    assert code_digest('mine.Mine') != before
+
+
+def test_what_counts_calls_is_no_other_code(mine):
+    before = code_digest('mine.Mine')
+    mine.Mine.stop(None)
+    assert mine.CALLS == 1 and code_digest('mine.Mine') == before
+
+
+@pytest.mark.parametrize(('old', 'new'), [('print(Mine(), scaled(3))', 'print(7)'), ('x) * N', 'x)    * N')])
+def test_what_only_a_script_runs_does_not_count(folder, mine, old, new):
+    before, path = code_digest('mine.Mine', 'given.scaled'), folder / 'mine.py'
+    del sys.modules['mine'], own_code.SEEN['mine']
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+    assert code_digest('mine.Mine', 'given.scaled') == before
+
+
+@pytest.mark.parametrize('bytes_before', [b'\xef\xbb\xbf', b'# -*- coding: latin-1 -*-\n# \xe4\n'])
+def test_files_of_some_editors(folder, bytes_before):
+    before = digest(folder, CALLS.format('x'))
+    (folder / 'mine.py').write_bytes(bytes_before + (folder / 'mine.py').read_bytes())
+    assert code_digest('mine.Mine') == before
+
+
+def test_an_import_from_beyond_the_folder(folder):
+    code = 'try:\n    from .given import scaled\nexcept ImportError:\n    from given import scaled\n'
+    before = digest(folder, code + CALLS.format('scaled(x)'))
+    (folder / 'given.py').write_text(HELPER.replace('* 2', '* 3'))
+    assert code_digest('mine.Mine') != before
+
+
+def test_a_file_that_is_no_python_is_named(folder):
+    with pytest.raises(SyntaxError) as error:
+        digest(folder, 'class Mine(:\n')
+    assert error.value.filename.endswith('mine.py')
 
 
 def test_it_is_the_same_in_every_process():
@@ -176,11 +309,7 @@ def test_each_decoder_has_its_own(monkeypatch):
     before = [code_digest(name) for name in names]
     assert len(set(before)) == len(names) and all(len(one) == 16 for one in before)
     for owner, method in ((models.Attention, 'forward'), (extensions.DecoderWithSpatialAttention, 'look')):
-        def other(self, *_):
-            return None
-
-        other.__module__ = '__main__'  # as if a notebook had put it there
-        monkeypatch.setattr(owner, method, other)
+        monkeypatch.setattr(owner, method, of_notebook('lambda self, *_: None'))
     changed = [old != code_digest(name) for old, name in zip(before, names, strict=True)]
     assert changed == [True, False, True, True, False, False, False]
 
