@@ -9,6 +9,7 @@ import importlib
 import inspect
 import pickle
 import random
+import re
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,8 +152,9 @@ def build_decoder(cfg, vocab_size, encoder_dim):
                          f'(it gets what it asks for of {", ".join(sizes)})')
     try:
         return kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
-    except TypeError as error:
-        if all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.values()):
+    except (TypeError, KeyError) as error:
+        named = not set(re.findall(r"'(\w+)'", str(error))).isdisjoint(sizes)  # else it is of something within
+        if not named or all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.values()):
             raise
         raise ValueError(f'{kind.__name__} cannot be made ({error}): name what it takes in its __init__, in place of '
                          '*args and **kwargs') from error

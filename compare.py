@@ -313,6 +313,8 @@ def other_than(state, cfg, encoder):
     was = state['progress'].get('made_of')
     was = was if isinstance(was, dict) else {}
     frozen = state['encoder'] is None  # else its weights are in the checkpoint
+    for settings in (before, cfg := dict(cfg)):  # the same folder by another name
+        settings['data_folder'] = str(Path(settings['data_folder']).resolve())
     return [*[key for key in cfg if key not in NOT_COMPARED and before[key] != cfg[key]],
             *[key for key in {**now, **was} if now.get(key) != was.get(key)],
             *['encoder'] * (frozen and state['encoder_digest'] != encoder[1])]

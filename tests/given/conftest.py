@@ -8,6 +8,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -116,6 +117,18 @@ def pytest_terminal_summary(terminalreporter):
 
 
 torch.set_num_threads(1)  # for matrices as small as the tests', threads only wait for one another
+
+
+@pytest.fixture
+def of_a_notebook():
+    """Gives a function as if a notebook's cell had defined it."""
+    def defined_there(function):
+        there = FunctionType(function.__code__, {**function.__globals__, '__name__': '__main__'}, function.__name__,
+                             function.__defaults__, function.__closure__)
+        there.__module__ = '__main__'
+        return there
+
+    return defined_there
 
 
 @pytest.fixture(scope='session')

@@ -194,12 +194,7 @@ def trained_anew(capsys):
     return printed.out.count('it is trained anew'), printed.err.count('beam 1: 100%')
 
 
-def of_a_notebook(function):
-    function.__module__ = '__main__'
-    return function
-
-
-def test_other_code(cfg, tmp_path, capsys, monkeypatch):
+def test_other_code(cfg, tmp_path, capsys, monkeypatch, of_a_notebook):
     """The decoder's own, and that of an ensemble."""
     runs = {'a': dict(attention=False), 'b': dict(decoder='extensions.CaptionNet'), 'both': dict(ensemble=['a', 'b'])}
     first = compare(runs, cfg, tmp_path)
@@ -226,7 +221,7 @@ def test_other_code(cfg, tmp_path, capsys, monkeypatch):
     assert third[2]['seeds'][0]['captions'] != back[2]['seeds'][0]['captions']
 
 
-def test_other_files_under_the_same_names(cfg, tmp_path, capsys, monkeypatch):
+def test_other_files_under_the_same_names(cfg, tmp_path, capsys, monkeypatch, of_a_notebook):
     """Word vectors, and the encoder's weights."""
     words = json.loads((Path(cfg['data_folder']) / f"WORDMAP_{cfg['data_name']}.json").read_text())
     vectors, weights = tmp_path / 'vectors.txt', tmp_path / 'weights.pth'
@@ -263,6 +258,14 @@ def test_other_questions_about_the_same_weights(cfg, tmp_path, capsys, monkeypat
         'METEOR': 0.5, 'ROUGE-L': 0.5, 'SPICE': 0.5})
     found, = compare({'a': {}}, cfg, tmp_path, beam_sizes=(1, 2), spice=True)
     assert asked == [True, True] and found['seeds'][0]['scores'][0]['SPICE'] == 0.5
+    assert trained_anew(capsys)[0] == 0
+
+
+def test_the_same_folder_by_another_name(cfg, tmp_path, capsys, monkeypatch):
+    compare({'a': {}}, cfg, tmp_path)
+    folder = Path(cfg['data_folder'])
+    monkeypatch.chdir(folder.parent)
+    compare({'a': {}}, {**cfg, 'data_folder': f'./{folder.name}/'}, tmp_path)
     assert trained_anew(capsys)[0] == 0
 
 

@@ -112,7 +112,7 @@ def test_other_code_has_features_of_its_own(data):
     assert left_behind(data[0]) == [path.name]
 
 
-def test_another_encoder_in_models_py_has_features_of_its_own(data, monkeypatch):
+def test_another_encoder_in_models_py_has_features_of_its_own(data, monkeypatch, of_a_notebook):
     encoder, real = patches(), Encoder.native_grid
     first = encode_images(encoder, *data, 'VAL')
     with h5py.File(first) as file:
@@ -121,9 +121,8 @@ def test_another_encoder_in_models_py_has_features_of_its_own(data, monkeypatch)
     def halved(self, images):
         return real(self, images) / 2
 
-    halved.__module__ = '__main__'  # as a notebook puts it there
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, 'native_grid', halved)
+        patch.setattr(Encoder, 'native_grid', of_a_notebook(halved))
         with h5py.File(encode_images(encoder, *data, 'VAL')) as file:
             assert abs(file['features'][:] - before / 2).max() < 1e-2
     with h5py.File(encode_images(encoder, *data, 'VAL')) as file:

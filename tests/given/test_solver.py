@@ -521,6 +521,7 @@ def test_resume_refuses_what_does_not_fit(tiny_cfg, tiny_data, scripted, tmp_pat
 # --- A decoder of one's own ---
 
 OWN_DECODER = '''
+from torch import nn
 from models import DecoderWithAttention, DecoderWithRNN
 
 class Mine(DecoderWithAttention):
@@ -562,6 +563,15 @@ class Twice(DecoderWithAttention):
     def __init__(self, **kwargs):
         super().__init__(dropout=0.1, **kwargs)
 
+class Asking(DecoderWithRNN):
+    def __init__(self, **kwargs):
+        self.embedding = nn.Embedding(kwargs['vocab_size'], kwargs['embed_dim'])
+
+class Slipping(DecoderWithRNN):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.more = nn.Linear(self.decoder_dim)
+
 class Blind(DecoderWithAttention):
     def forward(self, *arguments):
         return super().forward(*arguments)[:3]
@@ -573,7 +583,6 @@ class Greedy(DecoderWithRNN):
 def function():
     pass
 
-from torch import nn
 class Silent(nn.Module):
     def start(self, encoder_out):
         pass
@@ -629,10 +638,18 @@ def test_settings_that_are_none(cfg):
     ('my_decoder.Greedy', 'Greedy asks for layers; give it a default value'),
     ('my_decoder.InOrder', r'InOrder cannot be made \(.* missing .*\): name what it takes in its __init__'),
     ('my_decoder.Twice', r"Twice cannot be made \(.*multiple values for .*'dropout'\): name what it takes in its"),
+    ('my_decoder.Asking', r"Asking cannot be made \('vocab_size'\): name what it takes in its __init__"),
     ('my_decoder.Blind', 'forward of Blind returns 3 things; it must return predictions, .*alphas')])
 def test_own_decoder_that_cannot_be(own_file, tiny_cfg, decoder, message):
     with pytest.raises(ValueError, match=message):
         train({**tiny_cfg, 'decoder': decoder})
+
+
+def test_a_slip_within_a_decoder_that_hands_on_what_it_gets(own_file, tiny_cfg):
+    """Its own line is in the traceback, and no advice that has nothing to do with it."""
+    with pytest.raises(TypeError, match="missing .* 'out_features'") as error:
+        train({**tiny_cfg, 'decoder': 'my_decoder.Slipping'})
+    assert 'self.more = nn.Linear' in str(error.traceback[-1].statement)
 
 
 @pytest.mark.parametrize('changes', [
