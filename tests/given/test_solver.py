@@ -563,7 +563,8 @@ class Twice(DecoderWithAttention):
     def __init__(self, **kwargs):
         super().__init__(dropout=0.1, **kwargs)
 
-class Asking(DecoderWithRNN):
+class Asking(nn.Module):
+    forward, start, step = DecoderWithRNN.forward, DecoderWithRNN.start, DecoderWithRNN.step
     def __init__(self, **kwargs):
         self.embedding = nn.Embedding(kwargs['vocab_size'], kwargs['embed_dim'])
 
