@@ -57,8 +57,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :param shown: numbers of pictures of the split, if some are to be shown later on: that they are there is checked
     :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
-        the weights that it starts from, and the last of these or None; not of ensembles), and what ``evaluate.evaluate`` gives, the other
-        metrics among the scores)
+        the weights that it starts from, and the last of these or None; not of ensembles), and what
+        ``evaluate.evaluate`` gives, the other metrics among the scores)
     :raises ValueError: settings that cannot be, or a run that no run above is called; before anything is trained
     :raises NotImplementedError: a run needs a TODO that is still open; likewise
     """
