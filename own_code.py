@@ -308,7 +308,7 @@ def is_of_file(function):
 @cache
 def spellings(source):
     """:func:`spelled` of all code of a module's source"""
-    found, waiting = set(), [compile(source, 'module', 'exec', dont_inherit=True)]
+    found, waiting = set(), [compile(source, 'module', 'exec')]
     while waiting:
         code = waiting.pop()
         found.add(spelled(code))

@@ -233,12 +233,14 @@ def test_what_is_put_in_place_of_another(monkeypatch, mine, way):
 @pytest.mark.parametrize(('code', 'before', 'names', 'other'), [
     ('lambda x: x * 2', '', {}, 'lambda x: x * 3'), ('lambda x: x.cos()', '', {}, 'lambda x: x.sin()'),
     ('lambda x, k=2: x * k', '', {}, 'lambda x, k=3: x * k'), ('lambda x: x * k', '', dict(k=2), dict(k=3)),
+    ('lambda x, *, k=2: x * k', '', {}, 'lambda x, *, k=3: x * k'),
     ('lambda x: f(x)', 'def f(x): return x + 2', {}, 'def f(x): return x + 3'),
     ('lambda x: [f(y) for y in x]', 'def f(x): return x + 2', {}, 'def f(x): return x + 3'),
     ('made(2)', 'def made(k): return lambda x: x * k', {}, 'made(3)'),
     ('functools.partial(f, 2)', 'def f(k, x): return x + k', {}, 'functools.partial(f, 3)'),
     ('Own', 'class Own:\n def start(self): return 1', {}, 'class Own:\n def start(self): return 2'),
-    ('Own', 'class Own:\n n = 1', {}, 'class Own:\n n = 2')])
+    ('Own', 'class Own:\n n = 1', {}, 'class Own:\n n = 2'),
+    ('Own', 'class Base:\n n = 1\nclass Own(Base): pass', {}, 'class Base:\n n = 2\nclass Own(Base): pass')])
 def test_what_a_notebooks_function_names(mine, code, before, names, other):
     def now(code, before, names):
         mine.scaled = of_notebook(code, before, functools=functools, **names)
@@ -251,8 +253,10 @@ def test_what_a_notebooks_function_names(mine, code, before, names, other):
                         other if isinstance(other, dict) else names)
 
 
-def test_what_a_notebooks_function_calls_of_this_folder(folder, mine):
-    mine.scaled = of_notebook('lambda x: given.unused(x)', given=mine.given)
+@pytest.mark.parametrize(('line', 'code'), [
+    ('import given', 'given.unused(x)'), ('from given import unused', 'unused(x)')])
+def test_what_a_notebooks_function_calls_of_this_folder(folder, mine, line, code):
+    mine.scaled = of_notebook(f'lambda x: {code}', line)
     before = code_digest('mine.Mine')
     del sys.modules['given'], own_code.SEEN['given']
     (folder / 'given.py').write_text(HELPER.replace('- 7', '- 8'))
@@ -272,6 +276,11 @@ def test_what_only_a_script_runs_does_not_count(folder, mine, old, new):
     assert path.read_text().count(old) == 1
     path.write_text(path.read_text().replace(old, new))
     assert code_digest('mine.Mine', 'given.scaled') == before
+
+
+def test_what_an_import_runs_of_it_counts(folder):
+    code = "if __name__ == '__main__':\n    N = 1\nelse:\n    N = 2\n" + CALLS.format('N')
+    assert digest(folder, code) != digest(folder, code.replace('N = 2', 'N = 3'))
 
 
 @pytest.mark.parametrize('bytes_before', [b'\xef\xbb\xbf', b'# -*- coding: latin-1 -*-\n# \xe4\n'])
@@ -294,13 +303,18 @@ def test_a_file_that_is_no_python_is_named(folder):
     assert error.value.filename.endswith('mine.py')
 
 
-def test_it_is_the_same_in_every_process():
+NAMES = 'extensions.CaptionNet', 'self_critical.SelfCritical', 'models.Encoder'
+
+
+@pytest.mark.parametrize(('put_in', 'is_ours'), [
+    ('', True), ("import models; models.Encoder.forward = lambda self, x: x in {'a', 'b', 'c', 'd'}", False)])
+def test_it_is_the_same_in_every_process(put_in, is_ours):
     """Python has sets in another order in each."""
-    names = 'extensions.CaptionNet', 'self_critical.SelfCritical', 'models.Encoder'
-    found = [subprocess.run([sys.executable, '-c', f'import own_code; print(own_code.code_digest(*{names}))'],
-                            cwd=FOLDER, check=True, capture_output=True, text=True,
-                            env={**os.environ, 'PYTHONHASHSEED': seed, 'PYTHONPATH': str(FOLDER)}) for seed in '17']
-    assert {one.stdout.strip() for one in found} == {code_digest(*names)}
+    code = f'import own_code\n{put_in}\nprint(own_code.code_digest(*{NAMES}))'
+    found = {subprocess.run([sys.executable, '-c', code], cwd=FOLDER, check=True, capture_output=True, text=True,
+                            env={**os.environ, 'PYTHONHASHSEED': seed, 'PYTHONPATH': str(FOLDER)}).stdout.strip()
+             for seed in '178'}
+    assert len(found) == 1 and (found == {code_digest(*NAMES)}) == is_ours
 
 
 def test_each_decoder_has_its_own(monkeypatch):
