@@ -227,7 +227,10 @@ def load_model(path, device=None, encoder=None):
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
     if state['encoder'] is not None:
         cfg['encoder_weights'] = None  # they come from the checkpoint
-    model = build_model(cfg, state['word_map'], encoder)
+    try:
+        model = build_model(cfg, state['word_map'], encoder)
+    except ValueError as error:  # it speaks of a setting, which is the checkpoint's
+        raise ValueError(f'{path} does not fit this code: {error}') from error
     restore_model(model, state, path)
     model.settings['encoder_weights'] = state['settings']['encoder_weights']
     model.history = state['history']
