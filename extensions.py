@@ -486,7 +486,7 @@ class DecoderWithBahdanauAttention(WordByWord):
         :return: alpha (batch_size, num_pixels), new h, new c (batch_size, decoder_dim)
         """
         # TODO 9: DecoderWithBahdanauAttention.one_step
-        #   1. context, alpha from the attention of the old h
+        #   1. context, alpha from the attention of the old h, which is handed the keys
         #   2. the gate sigmoid(f_beta(h)) scales the context
         #   3. the LSTM on [embedding; gated context]
         ### BEGIN SOLUTION
@@ -645,7 +645,7 @@ class CaptionNet(WordByWord):
             num_cells), new h and c (batch_size, decoder_dim)
         """
         # TODO 10: CaptionNet.one_step
-        #   1. context, alpha from the attention of the old h
+        #   1. context, alpha from the attention of the old h, which is handed the keys
         #   2. the LSTM on [embedding; context]
         #   3. return [new h; context; embedding], alpha, new h, new c
         ### BEGIN SOLUTION
@@ -701,7 +701,8 @@ def true_or_own(true_words, scores, teacher_forcing):
     """
     # TODO 11: true_or_own
     #   1. own: a word for each row, drawn from the softmax of its scores (torch.multinomial gives (n, 1))
-    #   2. a random number between 0 and 1 for each row: below teacher_forcing it is the true word (torch.where)
+    #   2. a random number between 0 and 1 for each row, on the device of the scores: below teacher_forcing it is the
+    #      true word (torch.where)
     ### BEGIN SOLUTION
     own = torch.multinomial(scores.float().softmax(dim=1), 1).squeeze(1)
     take_true = torch.rand(len(own), device=own.device) < teacher_forcing

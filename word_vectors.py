@@ -27,9 +27,9 @@ def load(embedding, path, word_map):
     """
     found = set()
     # TODO 14: load
-    #   For each word and its numbers in lines(...), one after the other, so that no more than a line is in memory:
-    #   if the word is in the vocabulary and was not found yet, vector(...) of the numbers becomes its row of the
-    #   embedding (in torch.no_grad()), and the word goes into found
+    #   For each word, its numbers and their place in lines(path, embed_dim), one after the other, so that no more than
+    #   a line is in memory: if the word is in the vocabulary and was not found yet, vector(word, numbers, place)
+    #   becomes its row of the embedding (in torch.no_grad()), and the word goes into found
     ### BEGIN SOLUTION
     with torch.no_grad():
         for word, numbers, place in lines(path, embedding.weight.shape[1]):

@@ -86,7 +86,7 @@ def test_open_todos_are_not_done_yet(folder):
 @pytest.mark.parametrize('todo', TASKS)
 def test_the_page_of_one_todo(todo):
     page, (what, _, file, words) = task([todo]), TASKS[todo]
-    assert f"tests/bonus -k '{words}'" in page and '{{' not in page and f'`{file}`, the notebooks' in page
+    assert f'tests/bonus -k "{words}"' in page and '{{' not in page and f'`{file}`, the notebooks' in page
     assert [int(number) for number in re.findall(r'^\| (\d+) \|', page, re.MULTILINE)] == [todo] and what in page
     sources = [content.decode() for name, content in files([todo]).items() if name in handout.BONUS]
     assert {int(number) for source in sources for number in re.findall(r'# TODO (\d+): ', source)} == {todo}
@@ -146,10 +146,12 @@ def test_the_reference_does_them_all(folder):
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout
 
 
-CHECKED_BY = {6: '(spatial and (by_hand or around or how or finite))', 7: '(adaptive and (by_hand or finite))',
+CHECKED_BY = {6: '(spatial and (by_hand or around or how or finite or what_is_dropped or all_steps))',
+              7: '(adaptive and (by_hand or finite or what_is_dropped))',
               8: 'cells_by_hand or comes_back',
               9: 'with_elu or gate_and_first',
-              10: 'product_attention_by_hand or heads_look or deep_output', 11: 'own_words_are_drawn',
+              10: 'product_attention_by_hand or heads_look or deep_output or (captionnet and what_is_dropped)',
+              11: 'own_words_are_drawn',
               12: 'surrogate', 13: 'gives_back', 14: 'are_taken_and or no_word_vectors'}
 # In each round at most one mistake of a TODO: where, what is replaced by what, and the sentence that must name it.
 X = 'extensions.py'
@@ -242,6 +244,47 @@ ROUNDS = [[
      'the scores are those before softmax'),
     (7, X, 'alpha, beta = alpha[..., :-1], alpha[..., -1:]', 'alpha, beta = alpha[..., 1:], alpha[..., :1]',
      'beta is the last entry of alpha^ (eq. 12), not the first'),
+], [
+    (6, X, 'self.fc(self.dropout(c + h)), alpha', 'self.fc(self.dropout(c) + self.dropout(h)), alpha',
+     'one_step, a step in train(): expected one dropout, of what goes into fc; here 2'),
+    (8, X, 'if isinstance(self.decode_step, nn.LSTMCell):', 'if len(state) == 2:',
+     'one_step, without a state: expected (h, c) of shapes ([2, 9], [2, 9]); here (([2'),
+    (9, X, 'encoder_out = flatten_pixels(encoder_out)\n        mean',
+     'encoder_out = encoder_out.view(len(encoder_out), -1, encoder_out.shape[3])\n        mean',
+     'start, its pixels in one row already: expected ((h, c), (pixels, keys))'),
+    (10, X, 'self.dropout(torch.tanh(self.deep(output)))', 'torch.tanh(self.dropout(self.deep(output)))',
+     'word_scores.*the dropout is not the last thing before fc'),
+    (11, X, 'torch.where(take_true, true_words, own)', 'torch.where(take_true, true_words, own.roll(1))',
+     'a row gets the word of another row'),
+    (12, 'self_critical.py', 'return -(advantage * log_p).sum()', 'return -(advantage * log_p).sum() / weights.sum()',
+     'the sum is divided by that of the weights'),
+    (13, 'ensembles.py', 'memory[of_memory:]', 'memory[of_state:]', 'a decoder is not given its own part'),
+    (14, 'word_vectors.py', '                found.add(word)\n', '', '2 words found; here ValueError'),
+], [
+    (7, X, 'return beta * s +', 'return beta * self.dropout(s) +', 'attend, a step in train(): expected one dropout'),
+    (9, X, 'keys = self.U(encoder_out) if keys is None else keys', 'keys = self.U(encoder_out)', 'keys are made anew'),
+    (10, X, 'keys = self.key(cells) if keys is None else keys', 'keys = self.key(cells)', 'keys are made anew'),
+    (11, X, 'scores.float().softmax(dim=1)', 'scores.float().softmax(dim=1)[:1].expand_as(scores)',
+     'all words are drawn from the scores of the first row'),
+    (12, 'self_critical.py', '((reward - baseline)', '(reward.sub_(baseline)', 'that reward stays as it is'),
+    (13, 'ensembles.py', 'mean_alpha(alphas)\n', 'torch.stack(alphas).mean(dim=0)\n',
+     'mean_alpha is for alphas of which some may be None'),
+    (14, 'word_vectors.py', 'embedding.weight.shape[1]', 'embedding.num_embeddings', 'wants as size the length of a'),
+], [
+    (6, X, 'self.fc(self.dropout(c + h)), alpha', 'self.fc(F.dropout(c + h, self.dropout.p)), alpha',
+     'others. Likely cause: dropout as F.dropout without self.training'),
+    (7, X, 'self.W_x = nn.Linear(2 * embed_dim, decoder_dim)', 'self.W_x = nn.Linear(embed_dim, decoder_dim)',
+     'DecoderWithAdaptiveAttention.__init__: expected W_x.weight (9, 14), here (9, 7)'),
+    (9, X, 'self.attention(encoder_out, h, keys)', 'self.attention(encoder_out, h)', 'is handed the keys; here none'),
+    (10, X, 'self.attention(cells, h, keys)', 'self.attention(cells, h)', 'is handed the keys; here none'),
+    (11, X, '    return torch.where(take_true, true_words, own)',
+     '    true_words[~take_true] = own[~take_true]\n    return true_words', 'that true_words stays as it is'),
+], [
+    (6, X, 'self.fc(self.dropout(c + h)), alpha, h, m', 'self.fc(self.dropout(c + h)), alpha, h.detach(), m.detach()',
+     'one_step: new h and m: expected a gradient; here none'),
+], [
+    (6, X, 'self.w_h = nn.Linear(attention_dim, 1, bias=False)\n', 'self.w = nn.Linear(attention_dim, 1, bias=False)\n',
+     '__init__: expected w.weight not at all, here (1, 4); expected w_h.weight (1, 4), here there is none'),
 ]]
 
 
@@ -302,7 +345,7 @@ OTHER_WAYS = [
      'self.attend(V=V, keys=keys, tanh_m=torch.tanh(m), h=h, x=x, h_before=h_before)'),
     (X, 'return V, self.W_v(V), v_g', 'return [V, self.W_v(V), v_g]'),
     (X, '        context, alpha = self.attention(encoder_out, h, keys)\n',
-     '        _, alpha = self.attention(h=h, encoder_out=encoder_out)\n'
+     '        _, alpha = self.attention(h=h, encoder_out=encoder_out, keys=keys)\n'
      '        context = weighted_sum(alpha, encoder_out)\n'),
     (X, 'context, alpha = self.attention(cells, h, keys)',
      'context, alpha = self.attention(h=h, keys=keys, cells=cells)')]
@@ -360,3 +403,5 @@ def test_mistakes_are_named(folder, number):
     for todo in re.findall(r'^TODO +(\d+)  (?:wrong|stops)', found.stdout, re.MULTILINE):  # and no other is blamed
         assert int(todo) in {of for of, *_ in ROUNDS[number]}, found.stdout[-3000:]
     assert 'def test_' not in found.stdout
+    wrong = re.findall(r'^TODO +(\d+)  wrong  ', found.stdout, re.MULTILINE)
+    assert sorted(wrong) == sorted(str(todo) for todo, *_ in ROUNDS[number]), found.stdout[-3000:]  # one method each

@@ -410,6 +410,7 @@ def surrogate(baseline):
         'the sum over the samples in place of their mean': gradient(reward - base, samples=1),
         'the weights of the pictures are left out': gradient(reward - base, torch.ones(n)),
         'the mean over the pictures, which their weights take already': right / n,
+        'the sum is divided by that of the weights, which may be less than 1': right / weights.sum(),
         'the mean over the pictures in place of the sum of each times its weight': gradient(
             reward - base, torch.ones(n) / n)}
     if baseline == 'greedy':

@@ -19,9 +19,14 @@ from vocabulary import load_word_map
 
 def load(embedding, path, word_map, expected):
     """``word_vectors.load``, which must find so many words."""
-    found = word_vectors.load(embedding, path, word_map)
-    check(found == expected, 'TODO 14, load', f'{expected} words found', found,
-          'each word of the vocabulary goes into found, whatever it is made of; others do not')
+    cause = 'each word of the vocabulary goes into found, whatever it is made of; others do not'
+    try:
+        found = word_vectors.load(embedding, path, word_map)
+    except ValueError as error:
+        found = f'ValueError: {error}'
+        if 'numbers follow' in found:
+            cause = 'lines(path, size) wants as size the length of a word vector, embed_dim'
+    check(found == expected, 'TODO 14, load', f'{expected} words found', found, cause)
 
 
 def row(embedding, index, expected, of):

@@ -54,7 +54,7 @@ def same(found, expected, where, shape, cause, mistakes=None, tolerance=1e-10):
     far = ~np.isclose(found, expected, tolerance, tolerance)
     place = np.unravel_index(np.abs(np.nan_to_num(found, nan=1e9) - expected).argmax(), expected.shape)
     index = f"[{', '.join(map(str, place))}]" if place else ''
-    which = [sentence for sentence, wrong in known.items() if close(found, wrong, 3 * tolerance)]
+    which = [sentence for sentence, wrong in known.items() if close(found, wrong, tolerance)]
     why = f'Known mistake: {"; or: ".join(which)}' if which else f'Likely cause: {cause}'
     pytest.fail(f'{where}{index}: expected {expected[place]:.6g}; here {found[place]:.6g}, and {far.mean():.0%} of its '
                 f'entries differ. {why}.', pytrace=False)
@@ -69,12 +69,12 @@ def check(condition, where, expected, came, cause):
 def called(where, function, **given):
     """What comes back, if what was handed over stays as it is.
 
-    :param where: as of :func:`same`; ``given``: tensors, in the order of the parameters
+    :param where: as of :func:`same`; ``given``: tensors or None, in the order of the parameters
     """
-    before = {name: value.clone() for name, value in given.items()}
+    before = {name: value.detach().clone() for name, value in given.items() if value is not None}
     found = function(*given.values())
-    for name, value in given.items():
-        check(torch.equal(value, before[name]), where, f'that {name} stays as it is', 'it is changed in place',
+    for name, value in before.items():
+        check(torch.equal(given[name], value), where, f'that {name} stays as it is', 'it is changed in place',
               f'add_(), += or the like on {name}, which is used again afterwards')
     return found
 
