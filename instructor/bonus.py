@@ -33,6 +33,7 @@ TASKS = {  # number (the lab's own are 1 to 5) -> what, paper, file, and which c
     12: ('self-critical training: baseline, advantage, loss', 'Rennie et al. 2017', 'self_critical.py', 'surrogate'),
     13: ('ensembles', '', 'ensembles.py', 'test_ensembles'),
     14: ('trained word vectors', '', 'word_vectors.py', 'test_word_vectors')}
+ALIKE = {6: 7, 7: 6, 9: 10, 10: 9}  # attend, or start and one_step, of the one show those of the other
 TESTS = ('conftest.py', 'verdicts.py', 'small.py', 'test_extensions.py', 'test_self_critical.py', 'test_ensembles.py',
          'test_word_vectors.py')  # and what papers.py gives
 
@@ -89,6 +90,9 @@ def main():
     print(f'{target}: unzip it over the handout, when TODO 5 is done')
     if which:
         print(f'It holds the solutions of all other TODOs from {min(TASKS)} to {max(TASKS)}: whoever has it has those.')
+        for one in sorted(ALIKE.keys() & set(arguments.todo)):
+            if (other := ALIKE[one]) not in arguments.todo:
+                print(f'TODO {other}, solved there, is in parts as TODO {one}: leave both open, --todo {one} {other}.')
 
 
 if __name__ == '__main__':

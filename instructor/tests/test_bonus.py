@@ -14,7 +14,7 @@ import torch
 
 from instructor import handout
 from instructor.assemble import ROOT
-from instructor.bonus import TASKS, files, papers, task
+from instructor.bonus import TASKS, files, main, papers, task
 from instructor.cut import BEGIN, END
 
 SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in handout.BONUS}
@@ -90,6 +90,16 @@ def test_the_page_of_one_todo(todo):
     assert [int(number) for number in re.findall(r'^\| (\d+) \|', page, re.MULTILINE)] == [todo] and what in page
     sources = [content.decode() for name, content in files([todo]).items() if name in handout.BONUS]
     assert {int(number) for source in sources for number in re.findall(r'# TODO (\d+): ', source)} == {todo}
+
+
+@pytest.mark.parametrize(('todos', 'told'), [('9', 'TODO 10, solved there, .* --todo 9 10'), ('9 10', None),
+                                            ('7', 'TODO 6, solved there'), ('8', None)])
+def test_what_shows_the_solution_of_another_is_said(todos, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['bonus', '--output', str(tmp_path), '--todo', *todos.split()])
+    main()
+    printed = capsys.readouterr().out
+    assert (tmp_path / f"captioning-bonus-{todos.replace(' ', '-')}.zip").exists()
+    assert re.search(told, printed) if told else 'solved there' not in printed
 
 
 @pytest.mark.parametrize('todo', [8, 14])
