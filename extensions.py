@@ -10,7 +10,7 @@ The notebooks train any of them, by ``decoder`` in the settings:
 'extensions.DecoderWithCell'                    the plain decoder with an RNN, GRU or LSTM cell
 ==============================================  =====================================================================
 
-Options of a class go into ``decoder_options``, such as ``dict(heads=4)``. Sizes in the shapes below are called as in
+Options of a class go into ``decoder_options``, such as ``dict(heads=2)``. Sizes in the shapes below are called as in
 ``models.py``; ``steps`` is the number of words to predict in the longest caption of the batch.
 
 Each class has what beam search and training ask for: ``start``, ``step`` and ``forward`` as in ``models.py``, and

@@ -76,7 +76,8 @@ def plot_comparison(histories, begins=None):
 
     The loss is the cross-entropy alone, since not all have the penalty of attention.
 
-    :param histories: dict name -> list of histories of ``solver.train``, one per seed; the first seed's line is full
+    :param histories: dict name -> list of histories of ``solver.train``, one per seed, of which the first is drawn
+        strongest; lines from the eleventh on are dashed, in the colours of the first ones
     :param begins: dict name -> list of pairs: after how many epochs of what came before these histories begin, and the
         last of these (None: it is not known), from which a dotted line leads here; without it all begin at 0
     """
@@ -86,14 +87,14 @@ def plot_comparison(histories, begins=None):
     if any(keys.keys() - history[0].keys() for of_seeds in histories.values() for history in of_seeds):
         del keys['val_cross_entropy']  # some were trained before it was recorded: then the loss, of all
         keys = dict(val_loss='validation loss') | keys
-    colors = plt.get_cmap('tab10' if len(histories) <= 10 else 'tab20')
     for i, (name, of_seeds) in enumerate(histories.items()):
         for seed, history in enumerate(of_seeds):
             for axes, key in zip(panels, keys, strict=True):
                 before, last = begins[name][seed] if begins else (0, None)
                 numbers, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
-                style = dict(color=colors(i), alpha=0.4 if seed else 1)
-                axes.plot(numbers, values, marker='o', markersize=3, label=None if seed else label(name), **style)
+                style = dict(color=f'C{i % 10}', alpha=0.4 if seed else 1)
+                axes.plot(numbers, values, '-o' if i < 10 else '--s', markersize=3, label=None if seed else label(name),
+                          **style)
                 if last and key in last:
                     axes.plot([before, numbers[0]], [last[key], values[0]], ':', **style)
     for axes, title in zip(panels, keys.values(), strict=True):

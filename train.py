@@ -23,11 +23,20 @@ def read_settings(words):
         if not equals:
             raise ValueError(f'{word!r} is no setting: write name=value, with the names of DEFAULTS in solver.py '
                              f'({", ".join(DEFAULTS)})')
-        try:
-            cfg[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            cfg[name] = value
+        cfg[name] = value_of(value)
     return cfg
+
+
+def value_of(text):
+    """A value as in Python, also ``dict(heads=2)`` as the docs write it; what is none is a string."""
+    try:
+        node = ast.parse(text.strip(), mode='eval').body
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == 'dict' and not node.args and all(
+                option.arg for option in node.keywords):
+            return {option.arg: ast.literal_eval(option.value) for option in node.keywords}
+        return ast.literal_eval(node)
+    except (ValueError, SyntaxError):
+        return text
 
 
 if __name__ == '__main__':

@@ -136,6 +136,12 @@ def test_comparison():
     assert losses.lines[3].get_ydata()[1] == 3.5 and losses.lines[3].get_color() == losses.lines[2].get_color()
 
 
+def test_no_two_of_many_runs_are_drawn_alike():
+    lines = plot_comparison({f'run {i}': [history(2)] for i in range(20)}).axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
+    assert {line.get_alpha() for line in lines} == {1}  # the faint ones are other seeds
+
+
 def test_pictures_that_there_are_not(tmp_path):
     path = tmp_path / 'TEST_IMAGES_set.hdf5'
     with pytest.raises(FileNotFoundError, match='TEST_IMAGES_set.hdf5 is not there: run create_input_files first'):

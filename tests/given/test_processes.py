@@ -21,6 +21,7 @@ from checkpoints import checkpoint_paths, load_model, read_checkpoint
 from evaluate import caption_split
 from features import encode_images
 from solver import DEFAULTS, train
+from train import read_settings
 
 FOLDER = Path(solver.__file__).parent
 COMPARED = ('train_loss', 'train_top5', 'val_loss', 'val_top5', 'val_bleu4', 'val_greedy_bleu4')
@@ -254,6 +255,14 @@ def test_a_wrong_setting_on_the_command_line(tiny_cfg):
                           ('epohcs=3', "unknown setting 'epohcs'; did you mean 'epochs'")):
         run = subprocess.run([sys.executable, 'train.py', word], cwd=FOLDER, capture_output=True, text=True)
         assert run.returncode == 1 and run.stderr.startswith(message), run.stderr
+
+
+@pytest.mark.parametrize(('text', 'value'), [
+    ('dict(heads=2)', {'heads': 2}), ("{'heads': 2}", {'heads': 2}), ('dict()', {}), (' (1.0, 0.7)', (1.0, 0.7)),
+    ('3e-4', 3e-4), ('None', None), ('runs/a', 'runs/a'), ('dict(a=b)', 'dict(a=b)'), ('list(a=1)', 'list(a=1)'),
+    ('dict(**{1: 2})', 'dict(**{1: 2})'), ('dict(2)', 'dict(2)'), ('extensions.CaptionNet', 'extensions.CaptionNet')])
+def test_values_on_the_command_line(text, value):
+    assert read_settings([f'a={text}']) == {'a': value}
 
 
 def test_features_in_shards_equal_those_of_one_process(tmp_path, tiny_data):
