@@ -282,7 +282,7 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     assert re.search(rf'Before: .*CIDEr {before:.3f} .*\nAfter:  .*CIDEr {after:.3f} ', printed)
     assert all(epoch['train_top5'] is None for epoch in history)
     # the mean CIDEr-D of what it draws
-    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.2 * untrained[0]['train_loss']
+    assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.3 * untrained[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
     scores = [epoch['val_greedy_cider'] for epoch in history]
     assert latest['progress']['best_score'] == max(scores)
