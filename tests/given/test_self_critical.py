@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +19,10 @@ from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpo
 from self_critical import SelfCritical, log_probabilities, reading
 from solver import DEFAULTS, caption_dataset, check_settings, train
 
+IN_A_BONUS, ADAPTIVE = Path(__file__).parent.name == 'bonus', 'extensions.DecoderWithAdaptiveAttention'
 
-@pytest.fixture(scope='module', params=['Attention', 'NoAttention', 'extensions.DecoderWithAdaptiveAttention'])
+
+@pytest.fixture(scope='module', params=['Attention', 'NoAttention', ADAPTIVE])
 def trained(request, tiny_data, tmp_path_factory):
     """Settings and best checkpoint of a few epochs of cross-entropy."""
     decoder = request.param if '.' in request.param else None
@@ -265,13 +268,13 @@ def test_baselines(model, monkeypatch):
         assert shown == -3
 
 
-@pytest.mark.parametrize('trained', ['Attention', 'NoAttention'], indirect=True)
+@pytest.mark.parametrize('trained', ['Attention', 'NoAttention', *[ADAPTIVE] * (not IN_A_BONUS)], indirect=True)
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])
 def test_the_score_rises(trained, baseline, tmp_path, capsys):
-    """That of what is drawn: of a few greedy captions it may begin high by chance."""
     cfg, start = trained
-    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 5e-3, 'cosine': True, 'epochs': 25,
-           'batch_size': 5, 'samples': 10, 'output_folder': str(tmp_path / 'run')}
+    cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 5e-3, 'cosine': True,
+           'epochs': 40 if cfg['decoder'] == ADAPTIVE else 25, 'batch_size': 5, 'samples': 10,
+           'output_folder': str(tmp_path / 'run')}
     untrained = train({**cfg, 'decoder_lr': 1e-12, 'epochs': 1, 'output_folder': str(tmp_path / 'untrained')})
     capsys.readouterr()
     history = train(cfg)
@@ -281,6 +284,8 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     after = max(epoch['val_greedy_cider'] for epoch in history)
     assert re.search(rf'Before: .*CIDEr {before:.3f} .*\nAfter:  .*CIDEr {after:.3f} ', printed)
     assert all(epoch['train_top5'] is None for epoch in history)
+    # a student's order of layers sets the random start: with a lucky one, few greedy captions score high at once
+    assert IN_A_BONUS or after > before
     # the mean CIDEr-D of what it draws
     assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.3 * untrained[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
