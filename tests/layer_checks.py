@@ -38,6 +38,8 @@ def check_dropout(found):
                cause='dropout comes right before fc: fc(dropout(h)); when all is dropped, fc.bias is left')
     found.same('h in training', 'c in training', shape='batch_size, decoder_dim',
                cause='only what goes into fc is dropped; the h and c of the next step stay whole')
+    found.require(found['0 or 2 times h'], 'a part of h dropped and the rest doubled before fc, with dropout=0.5',
+                  'what goes into fc is not 0 or 2 times h', 'dropout more than once, or h rescaled by hand')
 
 
 def check_gradients(found):

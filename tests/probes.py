@@ -433,6 +433,13 @@ def dropout(models, inputs, kind):
         found |= {f'predictions in {mode}': predictions, f'h in {mode}': h, f'c in {mode}': c}
         again, *_ = decoder.one_step(inputs.words(), *pictures, *inputs.states())
         found[f'repeatable in {mode}'] = bool(torch.equal(predictions, again))
+    decoder = decoder_for(models, inputs, kind, dropout=0.5).train()
+    with torch.no_grad():
+        decoder.fc.bias.zero_()
+        decoder.fc.weight.copy_(torch.eye(inputs.vocab_size, inputs.decoder_dim))  # the scores are what goes into fc
+    predictions, *alpha, h, c = decoder.one_step(inputs.words(), *pictures, *inputs.states())
+    times = (predictions[:, :inputs.decoder_dim] / h).detach()
+    found['0 or 2 times h'] = bool(((times.abs() < 1e-6) | ((times - 2).abs() < 1e-6)).all() and 0 < times.mean() < 2)
     return found
 
 
