@@ -64,7 +64,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options)
         captions' words), captions (of the middle beam size, all but alphas), captions_beam_size
     """
     scores, by_beam = [], {}
-    # the encoder sees the pictures now, so that the seconds below are those of the search
+    # features to be kept are made now, so that the seconds below are those of the search; an encoder that was
+    # fine-tuned has none, and runs for every beam size
     dataset = caption_dataset(model, split, options.get('data_folder'), options.get('data_name'))
     cider = CiderD(dataset.references)
     for beam_size in beam_sizes:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import h5py
+import numpy as np
 import psutil
 import torch
 from torch.utils.data import DataLoader, Subset
@@ -23,6 +24,7 @@ from utils import atomic_path, evaluating
 
 SAFE_EVERY = 500  # images; a kill costs at most so many
 MEMORY_SHARE = 0.5  # of what is free may be taken by features
+CGROUP = Path('/sys/fs/cgroup')  # as a container sees its own
 LIBRARIES = 'torch', 'torchvision', 'efficientnet_lite_pytorch'  # their layers do what their names say
 
 
@@ -33,10 +35,27 @@ def encoder_digest(encoder):
     :return: 16 hexadecimal digits
     """
     digest = hashlib.sha256(repr(encoder.stages).encode())
+    for path, module in encoder.stages.named_modules():  # of a library's modules, what repr says is enough
+        if type(module).__module__.partition('.')[0] not in LIBRARIES:
+            for name, value in sorted(vars(module).items()):
+                if not name.startswith('_') and name != 'training' and (plain := _plain(value)) is not None:
+                    digest.update(f'{path}.{name}={plain}'.encode())
     for tensor in (*encoder.stages.state_dict().values(), encoder.mean, encoder.std):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     digest.update(repr(encoder.input_size).encode())
     return digest.hexdigest()[:16]
+
+
+def _plain(value):
+    """A plain value, tensor or array, or a container of such ones, as text; None if it is something else."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        return repr(value)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return repr(value.tolist())
+    if isinstance(value, (list, tuple, set, dict)):
+        parts = [_plain(part) for part in (value.items() if isinstance(value, dict) else value)]
+        return None if None in parts else repr(sorted(parts) if isinstance(value, set) else parts)
+    return None
 
 
 def code_of_encoder(encoder):
@@ -89,7 +108,7 @@ def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
     if processes.rank() == 0:
         needed, grid = 0, None
         for split, mirror in wanted:
-            path, stamp, n = _file_of(encoder, data_folder, data_name, split, mirror)
+            path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
             if _stamp(path) != (stamp, n):
                 if grid is None:
                     grid = _grid(encoder, CaptionDataset.path_of_images(data_folder, data_name, split), device)
@@ -116,7 +135,7 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     :raises OSError: too little disk space, or a folder that cannot be written, or that not all processes see
     :raises ValueError: features beyond what half precision can hold, as random weights may give
     """
-    path, stamp, n = _file_of(encoder, data_folder, data_name, split, mirror)
+    path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
     if all(processes.gather([_stamp(path) == (stamp, n)])):
         return path
     with ExitStack() as held:
@@ -132,7 +151,7 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     return path
 
 
-def _file_of(encoder, data_folder, data_name, split, mirror):
+def file_of(encoder, data_folder, data_name, split, mirror=False):
     """:return: path of a features file, the attributes that it must have, and its number of rows"""
     images, n = identity(data_folder, data_name, split)
     stamp = {'images': images, 'encoder': encoder_digest(encoder), 'code': code_of_encoder(encoder)}
@@ -305,6 +324,18 @@ def _stamp(path):
         return None
 
 
+def _free_memory():
+    """Bytes that the host has free, or fewer if this process lives in a container with a limit (Linux, cgroup v2)."""
+    free = psutil.virtual_memory().available
+    with suppress(OSError, ValueError, KeyError):  # no cgroups, or 'max': no limit
+        limit = int((CGROUP / 'memory.max').read_text())
+        used = dict(line.split() for line in (CGROUP / 'memory.stat').read_text().splitlines())
+        # pages of files that were read count as used, but are given back
+        taken = int((CGROUP / 'memory.current').read_text()) - int(used['inactive_file']) - int(used['active_file'])
+        free = min(free, limit - taken)
+    return free
+
+
 def hold(dataset, encoder, device='cpu'):
     """Read a data set's features into memory, pooled to the size that the decoder gets, if they fit.
 
@@ -325,7 +356,7 @@ def hold(dataset, encoder, device='cpu'):
     device = torch.device(device)
     if device.type == 'cuda' and needed > MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         device = torch.device('cpu')
-    free = psutil.virtual_memory().available / processes.on_this_machine()
+    free = _free_memory() / processes.on_this_machine()
     if device.type != 'cuda' and needed > MEMORY_SHARE * free:
         return False
     try:

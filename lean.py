@@ -20,8 +20,10 @@ any other.
 
 import copy
 import functools
-from contextlib import nullcontext
+import random
+from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
@@ -372,7 +374,7 @@ def objection(decoder, encoder_out, encoded_captions, caption_lengths):
     # cuDNN's LSTM would round to TF32, the cells of a loop do not
     precise = torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if devices else nullcontext()
     try:
-        with torch.random.fork_rng(devices), torch.enable_grad(), precise:
+        with torch.random.fork_rng(devices), _others_kept(), torch.enable_grad(), precise:
             return _difference(copy.deepcopy(decoder).train(), encoder_out.detach(), encoded_captions, caption_lengths)
     except Exception as error:  # layers of other names or kinds, another number of results, ...
         return f'{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}'
@@ -388,8 +390,21 @@ def _run(forward, decoder, batch):
     return [values[back] for values in (predictions, *alphas)], [captions[back], torch.tensor(list(lengths))]
 
 
+@contextmanager
+def _others_kept():
+    """Python's and NumPy's random generators are afterwards as they were; torch's own way minds torch's only."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
 def _random_states(device):
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == 'cuda' else [])]
+    torch_states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == 'cuda' else [])]
+    return [random.getstate(), np.random.get_state()[1].tolist(), np.random.get_state()[2:],
+            *(state.tolist() for state in torch_states)]
 
 
 def _difference(decoder, *batch):
@@ -407,7 +422,7 @@ def _difference(decoder, *batch):
                 return 'its layers are not those that the TODOs ask for'
             raise
         handle.remove()
-        if not all(map(torch.equal, states, _random_states(batch[0].device))):
+        if states != _random_states(batch[0].device):
             return 'it draws random numbers'
         # any mixture of the entries will do, so long as no two are alike
         loss = sum((values * torch.sin(torch.arange(values.numel(), device=values.device)).view(values.shape)).sum()

@@ -15,16 +15,19 @@ import sys
 import threading
 import time
 from contextlib import redirect_stdout, suppress
+from datetime import timedelta
 
 import psutil
 import torch
 from accelerate import Accelerator, PartialState, notebook_launcher
 from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 from torch import distributed, nn
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from tqdm import tqdm
+
+PATIENCE = timedelta(hours=12)  # of those that wait for one: it may be encoding COCO, or waiting for who does
 
 
 def rank():
@@ -67,7 +70,8 @@ def connect(device, bf16=False):
     AcceleratorState._reset_state(reset_partial_state=True)  # of a training before in the same notebook
     if device.startswith('cuda:') and not launched():
         torch.cuda.set_device(device)
-    accelerator = Accelerator(cpu=device == 'cpu', mixed_precision='bf16' if bf16 else 'no')
+    accelerator = Accelerator(cpu=device == 'cpu', mixed_precision='bf16' if bf16 else 'no',
+                              kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)])
     return str(accelerator.device) if accelerator.device.type == 'cuda' and launched() else device
 
 

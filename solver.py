@@ -618,10 +618,16 @@ def half_precision(cfg):
 
 def use_bf16(cfg):
     """Whether matrix products are in half precision: as set, as ``accelerate launch`` was told, or where the device is
-    a GPU that is made for it."""
+    a GPU that is made for it.
+
+    :raises ValueError: ``accelerate launch`` was told another precision
+    """
     if cfg['bf16'] is not None:
         return cfg['bf16']
-    if os.environ.get('ACCELERATE_MIXED_PRECISION') == 'bf16':
+    told = os.environ.get('ACCELERATE_MIXED_PRECISION', 'no')
+    if told not in ('no', 'bf16'):
+        raise ValueError(f"accelerate launch was told --mixed_precision {told}; it must be 'no' or 'bf16' here")
+    if told == 'bf16':
         return True
     return cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
 

@@ -2,7 +2,7 @@
 
     python train.py attention=False epochs=20 output_folder=runs/long
     torchrun --nproc_per_node 4 train.py batch_size=512                # four GPUs of this machine
-    accelerate launch --num_machines 2 --num_processes 16 ... train.py ...
+    accelerate launch --multi_gpu --num_machines 2 --num_processes 16 ... train.py ...
 
 Each process takes its share of every batch, so ``batch_size`` is that of all together. On several machines
 ``data_folder`` and ``output_folder`` are folders that all of them see.

@@ -53,12 +53,10 @@ def write_split(folder, split, pictures, words, rng):
 def write_features(folder, split, pictures, encoder, rng):
     """The file that ``features.encode_images`` would leave: (pictures, h, w, encoder_dim) at random, none below 0."""
     import row_file
-    from features import encoder_digest, features_path
+    from features import file_of
     grid = encoder.native_grid(torch.zeros(1, 3, 256, 256)).shape[1:]
-    digest = encoder_digest(encoder)
-    path = features_path(folder, NAME, split, digest)
-    row_file.create(path, 'features', (pictures, *grid), 'float16',
-                    {'images': f'{split} {pictures}', 'encoder': digest})
+    path, stamp, _ = file_of(encoder, folder, NAME, split)
+    row_file.create(path, 'features', (pictures, *grid), 'float16', stamp)
     block = rng.standard_normal((min(pictures, 997), grid.numel()), dtype=np.float32).clip(0).astype(np.float16)
     with row_file.open_rows(path, 'features') as file:
         for start in range(0, pictures, len(block)):

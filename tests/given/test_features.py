@@ -1,5 +1,6 @@
 """Cached features: what the encoder gives, computed once, and never taken for those of others."""
 
+import copy
 import json
 import shutil
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import h5py
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -159,6 +161,21 @@ def test_digest_sees_normalisation_and_input_size():
         digests.add(encoder_digest(encoder))
     assert len(digests) == 4
     assert encoder_digest(patches()) == encoder_digest(patches())
+
+
+class Powered(Patches):
+    def __init__(self, power):
+        super().__init__()
+        self.power = power
+
+
+@pytest.mark.parametrize('power', [7, 1.5, 'x', (1, 2), {'a': None}, {1, 2}, [torch.ones(2)], np.ones(2)], ids=repr)
+def test_digest_sees_plain_attributes(power):
+    def digest(power):
+        return encoder_digest(Encoder(Powered(power), None))
+
+    assert digest(power) == digest(copy.deepcopy(power)) != digest(1)
+    assert digest(object()) == digest(object())  # their repr has an address
 
 
 def test_other_images_are_encoded_anew(data):
@@ -393,6 +410,20 @@ def test_features_too_large_for_the_memory_stay_in_their_file(data, monkeypatch)
         patch.setattr(features.torch, 'empty', empty)
         assert not hold(dataset, encoder) and dataset.held is None
     assert hold(dataset, encoder)
+
+
+@pytest.mark.parametrize(('limit', 'fits'), [('1000', True), ('999', False), ('max', True)])
+def test_a_container_may_have_less_memory_than_its_machine(data, tmp_path, monkeypatch, limit, fits):
+    """1000 - (2000 - 1100 - 92) bytes are left, which the features need."""
+    encoder = patches()
+    dataset = CaptionDataset(*data, 'VAL', features=encode_images(encoder, *data, 'VAL'))
+    monkeypatch.setattr(features, 'CGROUP', tmp_path)
+    (tmp_path / 'memory.max').write_text(f'{limit}\n')
+    (tmp_path / 'memory.current').write_text('2000\n')
+    (tmp_path / 'memory.stat').write_text('anon 700\ninactive_file 1100\nactive_file 92\n')
+    monkeypatch.setattr(features, 'MEMORY_SHARE', 1)
+    monkeypatch.setattr(features.psutil, 'virtual_memory', lambda: SimpleNamespace(available=10 ** 6))
+    assert hold(dataset, encoder) == fits
 
 
 def test_too_little_disk_space(data, monkeypatch):

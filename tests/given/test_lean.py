@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -251,6 +253,23 @@ def test_another_decoder_is_left_as_it_is(kind, change):
     decoder = decoder_of(kind, dropout=0.5)
     OBJECTIONS[change](decoder)
     assert objection(decoder, *batch_of(LENGTHS[0]))
+
+
+@pytest.mark.parametrize(('draw', 'state'), [
+    (random.random, random.getstate), (np.random.random, lambda: np.random.get_state()[1].tolist()),
+    (lambda: torch.rand(()).item(), lambda: torch.get_rng_state().tolist())], ids=['python', 'numpy', 'torch'])
+@pytest.mark.parametrize('kind', KINDS)
+def test_random_numbers_of_any_kind_are_seen_and_kept(kind, draw, state):
+    def seldom(forward):
+        def with_luck(self, encoder_out, *captions):
+            return forward(self, encoder_out * 0 if draw() < 1e-9 else encoder_out, *captions)
+        return with_luck
+
+    decoder = decoder_of(kind)
+    changed('forward', seldom)(decoder)
+    before = state()
+    assert objection(decoder, *batch_of(LENGTHS[0])) == 'it draws random numbers'
+    assert state() == before
 
 
 @pytest.mark.parametrize('kind', KINDS)

@@ -55,7 +55,7 @@ def whole(cfg):
 
 
 @pytest.mark.parametrize(('count', 'settings'), [
-    (2, dict(attention=True)),
+    (2, dict(attention=True, grad_clip=1e-3)),  # of the sum of all gradients
     (2, dict(attention=False)),  # batch norm sees the whole batch
     (4, dict(attention=True, by_picture=True, bucket=True)),
     (2, dict(attention=True, lean=False, accumulate=2)),
@@ -98,6 +98,33 @@ def test_resume_with_another_number_of_processes(tiny_cfg, first, then):
     latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
     history = train({**cfg, 'processes': then, 'checkpoint': str(latest)})
     assert_alike(history, whole(cfg))
+
+
+def test_one_process_writes_checkpoints(tiny_cfg, tmp_path, monkeypatch):
+    real, seen = solver.save_checkpoint, tmp_path / 'seen'
+    seen.touch()
+
+    def save(*args):
+        with seen.open('a') as file:
+            file.write(f'{processes.rank()}\n')
+        real(*args)
+
+    monkeypatch.setattr(solver, 'save_checkpoint', save)
+    train({**tiny_cfg, 'processes': 2})
+    assert seen.read_text() == '0\n' * tiny_cfg['epochs']
+
+
+def _patience(folder):
+    processes.connect('cpu')
+    group = torch.distributed.distributed_c10d._get_default_group()
+    (folder / f'{processes.rank()}').write_text(f'{group._timeout.total_seconds()}' if hasattr(
+        group, '_timeout') else f'{group._get_backend(torch.device("cpu")).options._timeout.total_seconds()}')
+
+
+def test_processes_wait_for_one_that_encodes_for_hours(tmp_path):
+    """Or that waits for another training's features; torch's own limit is half an hour."""
+    processes.launch(_patience, tmp_path, processes=2)
+    assert [(tmp_path / f'{rank}').read_text() for rank in (0, 1)] == [f'{processes.PATIENCE.total_seconds()}'] * 2
 
 
 def test_a_killed_process_ends_the_job_with_a_clear_message(tiny_cfg, monkeypatch):

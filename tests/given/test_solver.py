@@ -729,6 +729,16 @@ def test_what_is_the_default_on_a_gpu_only(monkeypatch):
         assert solver.use_bf16(dict(bf16=True, device='cpu')) and not solver.use_bf16(dict(bf16=False, device='cuda'))
 
 
+def test_precision_that_accelerate_launch_was_told(monkeypatch):
+    for told, found in (('no', False), ('bf16', True)):
+        monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', told)
+        assert solver.use_bf16(dict(bf16=None, device='cpu')) is found
+    monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', 'fp16')
+    assert solver.use_bf16(dict(bf16=True, device='cpu'))  # the setting counts first
+    with pytest.raises(ValueError, match='told --mixed_precision fp16; it must be'):
+        solver.use_bf16(dict(bf16=None, device='cpu'))
+
+
 def test_one_kernel_for_all_parameters(tiny_cfg, monkeypatch):
     made = []
     for name in ('AdamW', 'Adam'):
