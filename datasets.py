@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import h5py
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -132,11 +131,7 @@ class CaptionDataset(Dataset):
         source = self.sources[mirror and self.key == 'features']
         if source not in self._rows:
             self._rows[source] = row_file.rows(source, self.key)
-        rows = self._rows[source]
-        images = np.empty((len(numbers), *rows.shape[1:]), rows.dtype)
-        for place in numbers.argsort().tolist():  # in the order of the file
-            images[place] = rows[numbers[place]]
-        images = torch.from_numpy(images)
+        images = torch.from_numpy(self._rows[source][numbers.numpy()])
         if self.key == 'features':
             return images
         images = images.flip(3) if mirror else images
