@@ -36,42 +36,55 @@ def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, d
         alphas (len(caption), h, w) or None
     """
     dataset = caption_dataset(model, split, data_folder, data_name)
+    (captions, _), = _search(model, dataset, [beam_size], batch_size, max_len)
+    return captions
+
+
+def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
+    """:func:`caption_split` for several beam sizes; the encoder sees each image once for all of them.
+
+    :return: per beam size its captions, and the seconds that it alone would take
+    """
     loader = DataLoader(Subset(dataset, dataset.first_captions[processes.rank()::processes.count()]), batch_size)
-    found = []
-    with torch.no_grad(), processes.progress_bar(total=len(dataset.names), unit='image',
-                                                 desc=f'{model.name}, beam {beam_size}') as bar:
+    found, seconds = [[] for _ in beam_sizes], [0.0] * len(beam_sizes)
+    what = f"{model.name}, beam {', '.join(map(str, beam_sizes))}"
+    began = time.perf_counter()
+    with torch.no_grad(), processes.progress_bar(total=len(dataset.names), unit='image', desc=what) as bar:
         for images, *_ in loader:
             encoder_out = encode(model, images)
-            found += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
-                      beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)]
+            for k, beam_size in enumerate(beam_sizes):
+                start = time.perf_counter()
+                found[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
+                             beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)]
+                seconds[k] += time.perf_counter() - start
             bar.update(min(len(images) * processes.count(), bar.total - bar.n))
     # image i was captioned by process i % count
     parts = processes.gather([found])
-    found = [parts[i % len(parts)][i // len(parts)] for i in range(len(dataset.names))]
-    return [{'name': name, **caption, 'references': references}
-            for name, caption, references in zip(dataset.names, found, dataset.references, strict=True)]
+    for_all = time.perf_counter() - began - sum(seconds)  # reading, and encoding what is not kept
+    found = [[parts[i % len(parts)][k][i // len(parts)] for i in range(len(dataset.names))]
+             for k in range(len(beam_sizes))]
+    return [([{'name': name, **caption, 'references': references} for name, caption, references in
+              zip(dataset.names, captions, dataset.references, strict=True)], own + for_all)
+            for captions, own in zip(found, seconds, strict=True)]
 
 
-def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, **options):
+def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None, **options):
     """BLEU-1 to 4 and CIDEr-D of a split for several beam sizes.
 
     :param model: :class:`checkpoints.CaptionModel`
     :param history: of the whole training, for best_epoch, epochs and train_seconds; a best checkpoint's own history
         ends at the best epoch
-    :param options: as for :func:`caption_split`
+    :param options: batch_size, max_len as for :func:`caption_split`, as data_folder and data_name are
     :return: dict that JSON can hold: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds), said (per beam size, as in scores: the
-        captions' words), captions (of the middle beam size, all but alphas), captions_beam_size
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds that it would take alone), said (per beam
+        size, as in scores: the captions' words), captions (of the middle beam size, all but alphas), captions_beam_size
     """
     scores, by_beam = [], {}
-    # features to be kept are made now, so that the seconds below are those of the search; an encoder that was
-    # fine-tuned has none, and runs for every beam size
-    dataset = caption_dataset(model, split, options.get('data_folder'), options.get('data_name'))
+    # features to be kept are made now, so that the seconds below are those of the search
+    dataset = caption_dataset(model, split, data_folder, data_name)
     cider = CiderD(dataset.references)
-    for beam_size in beam_sizes:
-        start = time.perf_counter()
-        by_beam[beam_size] = captions = caption_split(model, split, beam_size, **options)
-        seconds, said = time.perf_counter() - start, [c['caption'] for c in captions]
+    for beam_size, (captions, seconds) in zip(beam_sizes, _search(model, dataset, beam_sizes, **options), strict=True):
+        by_beam[beam_size], said = captions, [c['caption'] for c in captions]
         scores.append({'beam_size': beam_size, 'seconds': seconds, **bleu(dataset.references, said),
                        'CIDEr-D': cider.score(said)})
     shown = beam_sizes[len(beam_sizes) // 2]

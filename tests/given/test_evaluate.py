@@ -15,6 +15,7 @@ from datasets import CaptionDataset
 from evaluate import caption_image, caption_split, evaluate, find_picture
 from images import ImageFileError
 from metrics import bleu
+from models import Encoder
 from shapes import generate_shapes, judge_captions
 from solver import DEFAULTS, train
 from vocabulary import SPECIAL_TOKENS
@@ -106,6 +107,17 @@ def test_evaluate(model):
     assert len(shown) == 6 and 'alphas' not in shown[0]
     recomputed = bleu([c['references'] for c in shown], [c['caption'] for c in shown])
     assert recomputed == pytest.approx({name: result['scores'][1][name] for name in recomputed})
+
+
+def test_each_image_is_encoded_once_for_all_beam_sizes(uncached, monkeypatch):
+    alone = [[one['caption'] for one in caption_split(uncached, 'TEST', beam_size)] for beam_size in (1, 2, 3)]
+    seen, real = [], Encoder.forward
+    monkeypatch.setattr(Encoder, 'forward', lambda self, images: (seen.extend(images), real(self, images))[1])
+    result = evaluate(uncached, 'TEST', (1, 2, 3), batch_size=4)
+    assert len(seen) == 6 and len({image.numpy().tobytes() for image in seen}) == 6
+    assert [row['beam_size'] for row in result['scores']] == [1, 2, 3]
+    assert result['said'] == alone
+    assert all(row['seconds'] > 0 for row in result['scores'])
 
 
 def test_one_picture_as_in_its_split(uncached, tiny_data):
