@@ -6,7 +6,8 @@ A loop over words as in ``models.py`` repeats much that is the same for all of t
 - one matrix product reads a picture for all its captions in the batch;
 - the words' part of the LSTM's input, and the vocabulary layer, are one matrix product each for all words of the batch,
   over true words only: nothing is computed, kept or cleared for padding;
-- the three products with h (query, gate, LSTM) are one;
+- the attentive decoder's three products with h (query, gate, LSTM) are one; the plain decoder's LSTM is one call on a
+  GPU;
 - what all pixels share is left out of their scores, since softmax takes it out again;
 - the gradient is written out (backpropagation through time), so that each weight's gradient is one matrix product over
   all words instead of a sum of one per word;
@@ -152,11 +153,7 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     h, c = (state.to(torch.promote_types(state.dtype, torch.float32)) for state in states)
     embeddings = decoder.embedding(words)
     if not hasattr(decoder, 'attention'):
-        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-        with torch.autocast(pictures.device.type, enabled=False):  # it would take float16, which has too small a range
-            states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1,
-                                    0.0, decoder.training, False)  # what nn.LSTM calls
-        alphas = ()
+        states, alphas = plain_states(cell, embeddings, h, c, sizes, one_call=pictures.device.type != 'cpu'), ()
     else:
         attention, split = decoder.attention, embeddings.shape[1]
         from_word, from_z = (weight.contiguous() for weight in cell.weight_ih.tensor_split([split], dim=1))
@@ -178,6 +175,29 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         alphas = (pad_packed_sequence(PackedSequence(alpha, sizes), batch_first=True)[0],)
     predictions = PackedSequence(linear(decoder.dropout(states), decoder.fc.weight, decoder.fc.bias), sizes)
     return predictions, encoded_captions, steps.tolist(), *alphas, order
+
+
+def plain_states(cell, embeddings, h, c, sizes, one_call):
+    """The plain decoder's LSTM over packed words.
+
+    :param cell: ``nn.LSTMCell``
+    :param embeddings: (words, embed_dim), ``sizes``: how many captions run at each step
+    :param h, c: (batch, decoder_dim) first state
+    :param one_call: of torch's own, as on a GPU. On a CPU that goes word by word, with a product and a sum at each for
+        every weight's gradient, so that :class:`PackedLSTM` is faster
+    :return: hidden states (words, decoder_dim), packed
+    """
+    device = h.device.type
+    if not one_call:
+        words_in = linear(embeddings, cell.weight_ih, cell.bias_ih + cell.bias_hh)
+        low = words_in.dtype
+        with torch.autocast(device, enabled=False):
+            return PackedLSTM.apply(words_in.to(h.dtype), h, c, cell.weight_hh.to(low), sizes.tolist())
+    weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+    with torch.autocast(device, enabled=False):  # it would take float16, which has too small a range
+        states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
+                                True, False)  # what nn.LSTM calls
+    return states
 
 
 def lstm_cell(gates, c):
@@ -212,6 +232,57 @@ def lstm_cell_backward(dh, dc, gates, c_before, tanh_c, out):
     out[:, 3 * d:] = dh * tanh_c * o * (1 - o)
     dc *= f
     return out
+
+
+class PackedLSTM(torch.autograd.Function):
+    """All steps of the plain decoder's LSTM, from the first state to the last hidden state (*Show and Tell*, sec. 3.1).
+
+    Per step, with the rows of the captions still running:
+
+        i, f, g, o = words_in + W_hh h
+        c = sigmoid(f) c + sigmoid(i) tanh(g),  h = sigmoid(o) tanh(c)
+    """
+
+    @staticmethod
+    def forward(ctx, words_in, h, c, W_hh, sizes):
+        """
+        :param words_in: (words, 4 decoder_dim) the words' part of the LSTM's input, with both biases, packed
+        :param h, c: (batch, decoder_dim) first state
+        :param W_hh: (4 decoder_dim, decoder_dim), in the dtype that products are to have
+        :param sizes: list, how many captions run at each step
+        :return: hidden states (words, decoder_dim), packed
+        """
+        low, high = W_hh.dtype, h.dtype
+        before, cell_before, tanh_c, states = (h.new_empty(len(words_in), h.shape[1]) for _ in range(4))
+        gates = torch.empty_like(words_in)
+        start = 0
+        for n in sizes:
+            rows = slice(start, start + n)
+            start += n
+            h, c = h[:n], c[:n]
+            before[rows], cell_before[rows] = h, c
+            torch.add(product(h.to(low), W_hh).to(high), words_in[rows], out=gates[rows])
+            h, c, tanh_c[rows] = lstm_cell(gates[rows], c)
+            states[rows] = h
+        ctx.save_for_backward(W_hh, before, gates, cell_before, tanh_c)
+        ctx.sizes = sizes
+        return states
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_states):
+        W_hh, before, gates, cell_before, tanh_c = ctx.saved_tensors
+        low, sizes = W_hh.dtype, ctx.sizes
+        d_words = torch.empty_like(gates)
+        d_h, d_c = before.new_zeros(2, sizes[0], before.shape[1])
+        end = len(before)
+        for n in reversed(sizes):
+            rows = slice(end - n, end)
+            end -= n
+            d_h[:n] += d_states[rows]
+            d_gates = lstm_cell_backward(d_h[:n], d_c[:n], gates[rows], cell_before[rows], tanh_c[rows], d_words[rows])
+            d_h[:n] = product(d_gates.to(low), W_hh.T)  # into the state before
+        return d_words, d_h, d_c, d_words.to(low).T @ before.to(low), None
 
 
 class Together:

@@ -93,6 +93,39 @@ def test_half_precision_with_shared_pictures():
             assert torch.cosine_similarity(one.flatten().float(), other.flatten().float(), dim=0) > 0.999
 
 
+@pytest.mark.parametrize('sizes', [[4, 4, 2, 1], [3], [1, 1]], ids=str)
+def test_the_plain_lstm_is_torchs(sizes):
+    torch.manual_seed(3)
+    cell = nn.LSTMCell(5, 3).double()
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True)
+              for shape in ((sum(sizes), 5), (sizes[0], 3), (sizes[0], 3))]
+    ours, torchs = (lean.plain_states(cell, *inputs, torch.tensor(sizes), one_call) for one_call in (False, True))
+    assert ours.grad_fn.name() == 'PackedLSTMBackward' != torchs.grad_fn.name()
+    assert (ours - torchs).abs().max() < 1e-12
+    weights = torch.randn_like(ours)
+    for one, other in zip(*(torch.autograd.grad((states * weights).sum(), [*inputs, *cell.parameters()])
+                            for states in (ours, torchs)), strict=True):
+        assert (one - other).abs().max() < 1e-12
+
+
+def test_the_plain_lstm_multiplies_in_half_precision_where_it_is_on(monkeypatch):
+    torch.manual_seed(3)
+    cell, sizes, found = nn.LSTMCell(50, 30), torch.tensor([4, 4, 2, 1]), []
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((11, 50), (4, 30), (4, 30))]
+    multiplied, product = [], lean.product
+    monkeypatch.setattr(lean, 'product', lambda x, weight, *bias: (
+        multiplied.append((x.dtype, weight.dtype)), product(x, weight, *bias))[1])
+    for half in (False, True):
+        multiplied.clear()
+        with torch.autocast('cpu', torch.bfloat16, enabled=half):
+            states = lean.plain_states(cell, *inputs, sizes, one_call=False)
+        found.append([states, *torch.autograd.grad(states.sin().sum(), [*inputs, *cell.parameters()])])
+    assert multiplied == [(torch.bfloat16, torch.bfloat16)] * 2 * len(sizes)
+    for single, half in zip(*found, strict=True):
+        assert half.dtype == torch.float32 and (single - half).abs().max() > 0
+        assert torch.cosine_similarity(single.flatten(), half.flatten(), dim=0) > 0.999
+
+
 @pytest.mark.parametrize('picture_of', [[0, 1, 2], [1, 0, 1], [0, 0, 0]], ids=str)
 def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
     from lean import AttentiveLSTM, Together
