@@ -47,17 +47,18 @@ class Machine:
     :param device: 'cpu' or 'cuda'
     :param small: tiny sizes, everything timed once
     :param usual_ways: connection of :func:`in_another_process`, which times the usual ways; None: they are timed here
+    :param bf16: the lab's own ways in half precision, as is the default on a GPU
     """
 
-    def __init__(self, device, small=False, usual_ways=None):
+    def __init__(self, device, small=False, usual_ways=None, bf16=False):
         self.device = torch.device(device)
         self.cuda = self.device.type == 'cuda'
-        self.small, self.usual_ways = small, usual_ways
+        self.small, self.usual_ways, self.bf16 = small, usual_ways, bf16 or self.cuda
         self.sizes, self.attention_dim = (SMALL, 9) if small else (SIZES, 512)
 
     def precision(self):
-        """Of the lab's own way: half where ``bf16`` is the default."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda)
+        """Of the lab's own way."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
 
     def compiled(self, function):
         return torch.compile(function) if self.cuda else function
@@ -273,7 +274,7 @@ def training(models, machine):
     limit = 2 * 2048 ** 3 / of_machine / 1e9
     what = (f"the attention step's matrix products: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s that the machine "
             'has for 2048 × 2048')
-    if not machine.cuda:
+    if not machine.bf16:
         best = 2 * 2048 ** 3 / of_onednn / 1e9
         what += f', {rate / best:.0%} of the {best:,.0f} that it has by oneDNN'
     yield dict(what=what, unit='GFLOP', usual=None, ours=rate, usual_mb=None, ours_mb=None, share=rate / limit)
@@ -476,6 +477,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('parts', nargs='*', metavar='PART', help=f"{', '.join(PARTS)}; default: all")
     parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'], help='cuda: with bf16 and torch.compile')
+    parser.add_argument('--bf16', action='store_true', help="the lab's own ways in half precision on a CPU, too")
     parser.add_argument('--small', action='store_true', help='tiny sizes, each once: only to see that it runs')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     args = parser.parse_args()
@@ -491,10 +493,11 @@ def main():
         for part in tqdm(chosen, desc='benchmark', unit='part'):
             with (contextlib.nullcontext() if part == 'preparing' else  # which has no tensors
                   in_another_process(part, args.device, args.small)) as usual_ways:
-                for row in PARTS[part](models, Machine(args.device, args.small, usual_ways)):
+                for row in PARTS[part](models, Machine(args.device, args.small, usual_ways, args.bf16)):
                     rows.append(row)
                     tqdm.write(markdown([row]).splitlines()[-1])
     about = dict(torch=torch.__version__, threads=torch.get_num_threads(), device=args.device,
+                 bf16=args.bf16 or args.device == 'cuda',
                  gpu=torch.cuda.get_device_name() if args.device == 'cuda' else None)
     for row in rows:
         if row['what'].startswith('training step, soft attention, 64 cells'):

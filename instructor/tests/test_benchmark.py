@@ -1,5 +1,6 @@
 """What the benchmark calls the usual way computes the same as the lab, only slower; and the table comes out."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -122,6 +123,23 @@ def test_the_usual_way_does_all_that_is_said_of_it(models, monkeypatch):
     ours.clear()
     list(bench.searching(models, machine))
     assert set(of_usual.values()) == {(0, 5)} and ours == [32] * 6
+
+
+def test_half_precision_is_of_the_labs_own_way(monkeypatch, tmp_path):
+    seen = dict(forward=set(), lean_forward=set())
+    for module, name in ((textbook, 'forward'), (bench.lean, 'lean_forward')):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, real=real, name=name: (
+            seen[name].add(torch.is_autocast_enabled('cpu')), real(*given))[1])
+    # the usual ways here as well, where they are seen
+    monkeypatch.setattr(bench, 'in_another_process', lambda *_: contextlib.nullcontext())
+    for given, half in ((['--bf16'], True), ([], False)):
+        monkeypatch.setattr('sys.argv', ['bench', 'training', '--small', f'--output-folder={tmp_path}', *given])
+        bench.main()
+        assert seen == dict(forward={False}, lean_forward={half})
+        written = json.loads((tmp_path / 'bench.json').read_text())
+        assert written['bf16'] is half and ('oneDNN' in written['rows'][-1]['what']) is not half
+        seen = {name: set() for name in seen}
 
 
 def test_peak_memory():
