@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from lean import packed_lstm
 from models import Encoder, flatten_pixels, init_word_layers
 
 
@@ -165,27 +166,20 @@ class DecoderWithSpatialAttention(nn.Module):
         V, keys, v_g = self.look(flatten_pixels(encoder_out))
         words = self.embedding(captions[:, :steps])
         x = torch.cat([words, v_g.unsqueeze(1).expand(-1, steps, -1)], dim=2)
-        h = self.all_states(x, decode_lengths)
+        h, tanh_m = self.all_states(x, decode_lengths)
         h_before = F.pad(h, (0, 0, 1, 0))[:, :-1]  # h_0 = 0
-        c, alphas = self.attend(V, keys, h, x, h_before, self.all_tanh_m(x, h_before, h))
+        c, alphas = self.attend(V, keys, h, x, h_before, tanh_m)
         seen = pack_padded_sequence(c + h, decode_lengths, batch_first=True)
         predictions = seen._replace(data=self.fc(self.dropout(seen.data)))
         alphas = alphas * running(decode_lengths, h.device).unsqueeze(2)
         return predictions, captions, decode_lengths, alphas, sort_ind
 
     def all_states(self, x, decode_lengths):
-        """One LSTM call over all words: h (batch_size, steps, decoder_dim), from zero states."""
-        cell = self.decode_step
-        packed = pack_padded_sequence(x.to(cell.weight_hh.dtype), decode_lengths, batch_first=True)
-        zero = packed.data.new_zeros(1, len(x), cell.hidden_size)
-        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-        with torch.autocast('cuda', enabled=False):  # it would take float16 there, which has too small a range
-            h, *_ = torch.lstm(packed.data, packed.batch_sizes, (zero, zero), weights, True, 1, 0.0, self.training,
-                               False)
-        return pad_packed_sequence(packed._replace(data=h), batch_first=True)[0]
-
-    def all_tanh_m(self, x, h_before, h):
-        """Nothing here needs the cell states."""
+        """One LSTM call over all words, from zero states: h and tanh(m) (batch_size, steps, decoder_dim)."""
+        packed = pack_padded_sequence(x, decode_lengths, batch_first=True)
+        zero = self.decode_step.weight_hh.new_zeros(len(x), self.decode_step.hidden_size)
+        states = packed_lstm(self.decode_step, packed.data, zero, zero, packed.batch_sizes)
+        return (pad_packed_sequence(packed._replace(data=data), batch_first=True)[0] for data in states)
 
     def start(self, encoder_out):
         """
@@ -259,19 +253,6 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         alpha, beta = alpha[..., :-1], alpha[..., -1:]
         return beta * s + weighted_sum(alpha, V), alpha
         ### END SOLUTION
-
-    def all_tanh_m(self, x, h_before, h):
-        """tanh(m_t) of all steps. ``torch.lstm`` keeps m_t to itself, but h_t = o_t * tanh(m_t), and the output gate
-        o_t is one matrix product away. Where weights are so large that o_t is 0 to all digits, so is h_t, and this too.
-
-        :return: (batch_size, steps, decoder_dim)
-        """
-        cell, d = self.decode_step, self.decode_step.hidden_size
-        with torch.autocast(h.device.type, enabled=False):  # a quotient of half precision would be too rough
-            x, h_before, h = (value.to(cell.weight_hh.dtype) for value in (x, h_before, h))
-            o = torch.sigmoid(F.linear(x, cell.weight_ih[3 * d:], cell.bias_ih[3 * d:])
-                              + F.linear(h_before, cell.weight_hh[3 * d:], cell.bias_hh[3 * d:]))
-            return (h / o.clamp_min(1e-30)).clamp(-1, 1)
 
 
 def weighted_sum(alpha, V):

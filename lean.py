@@ -180,24 +180,34 @@ def lean_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
 def plain_states(cell, embeddings, h, c, sizes, one_call):
     """The plain decoder's LSTM over packed words.
 
-    :param cell: ``nn.LSTMCell``
-    :param embeddings: (words, embed_dim), ``sizes``: how many captions run at each step
-    :param h, c: (batch, decoder_dim) first state
+    :param embeddings: (words, embed_dim); the others as of :func:`packed_lstm`
     :param one_call: of torch's own, as on a GPU. On a CPU that goes word by word, with a product and a sum at each for
-        every weight's gradient, so that :class:`PackedLSTM` is faster
+        every weight's gradient, so that :func:`packed_lstm` is faster
     :return: hidden states (words, decoder_dim), packed
     """
-    device = h.device.type
     if not one_call:
-        words_in = linear(embeddings, cell.weight_ih, cell.bias_ih + cell.bias_hh)
-        low = words_in.dtype
-        with torch.autocast(device, enabled=False):
-            return PackedLSTM.apply(words_in.to(h.dtype), h, c, cell.weight_hh.to(low), sizes.tolist())
+        return packed_lstm(cell, embeddings, h, c, sizes)[0]
     weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-    with torch.autocast(device, enabled=False):  # it would take float16, which has too small a range
+    with torch.autocast(h.device.type, enabled=False):  # it would take float16, which has too small a range
         states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
                                 True, False)  # what nn.LSTM calls
     return states
+
+
+def packed_lstm(cell, inputs, h, c, sizes):
+    """An LSTM over packed words, in one call, with what ``torch.lstm`` keeps to itself: the cell state at each word.
+
+    Under autocast matrix products are in its dtype, states in single precision.
+
+    :param cell: ``nn.LSTMCell``
+    :param inputs: (words, input_size), packed; ``sizes``: (steps,) how many captions run at each step, on the CPU
+    :param h, c: (batch, decoder_dim) first state
+    :return: h and tanh(c) at each word (words, decoder_dim), packed
+    """
+    words_in = linear(inputs, cell.weight_ih, cell.bias_ih + cell.bias_hh)
+    low = words_in.dtype
+    with torch.autocast(h.device.type, enabled=False):
+        return PackedLSTM.apply(words_in.to(h.dtype), h, c, cell.weight_hh.to(low), sizes.tolist())
 
 
 def lstm_cell(gates, c):
@@ -235,7 +245,7 @@ def lstm_cell_backward(dh, dc, gates, c_before, tanh_c, out):
 
 
 class PackedLSTM(torch.autograd.Function):
-    """All steps of the plain decoder's LSTM, from the first state to the last hidden state (*Show and Tell*, sec. 3.1).
+    """All steps of an LSTM whose inputs are known, from the first state to the last (*Show and Tell*, sec. 3.1).
 
     Per step, with the rows of the captions still running:
 
@@ -250,7 +260,7 @@ class PackedLSTM(torch.autograd.Function):
         :param h, c: (batch, decoder_dim) first state
         :param W_hh: (4 decoder_dim, decoder_dim), in the dtype that products are to have
         :param sizes: list, how many captions run at each step
-        :return: hidden states (words, decoder_dim), packed
+        :return: h and tanh(c) (words, decoder_dim), packed
         """
         low, high = W_hh.dtype, h.dtype
         before, cell_before, tanh_c, states = (h.new_empty(len(words_in), h.shape[1]) for _ in range(4))
@@ -266,11 +276,12 @@ class PackedLSTM(torch.autograd.Function):
             states[rows] = h
         ctx.save_for_backward(W_hh, before, gates, cell_before, tanh_c)
         ctx.sizes = sizes
-        return states
+        ctx.set_materialize_grads(False)
+        return states, tanh_c
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, d_states):
+    def backward(ctx, d_states, d_tanh_c):
         W_hh, before, gates, cell_before, tanh_c = ctx.saved_tensors
         low, sizes = W_hh.dtype, ctx.sizes
         d_words = torch.empty_like(gates)
@@ -279,7 +290,10 @@ class PackedLSTM(torch.autograd.Function):
         for n in reversed(sizes):
             rows = slice(end - n, end)
             end -= n
-            d_h[:n] += d_states[rows]
+            if d_states is not None:
+                d_h[:n] += d_states[rows]
+            if d_tanh_c is not None:
+                d_c[:n] += d_tanh_c[rows] * (1 - tanh_c[rows] ** 2)
             d_gates = lstm_cell_backward(d_h[:n], d_c[:n], gates[rows], cell_before[rows], tanh_c[rows], d_words[rows])
             d_h[:n] = product(d_gates.to(low), W_hh.T)  # into the state before
         return d_words, d_h, d_c, d_words.to(low).T @ before.to(low), None

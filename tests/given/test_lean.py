@@ -126,6 +126,16 @@ def test_the_plain_lstm_multiplies_in_half_precision_where_it_is_on(monkeypatch)
         assert torch.cosine_similarity(single.flatten(), half.flatten(), dim=0) > 0.999
 
 
+@pytest.mark.parametrize('of', ['h', 'tanh(c)', 'both'])
+def test_gradient_of_the_lstm_by_finite_differences(of):
+    torch.manual_seed(3)
+    sizes, d = [3, 2, 2, 1], 2
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True)
+              for shape in ((sum(sizes), 4 * d), (3, d), (3, d), (4 * d, d))]
+    wanted = {'h': slice(0, 1), 'tanh(c)': slice(1, 2), 'both': slice(2)}[of]
+    assert torch.autograd.gradcheck(lambda *tensors: lean.PackedLSTM.apply(*tensors, sizes)[wanted], inputs)
+
+
 @pytest.mark.parametrize('picture_of', [[0, 1, 2], [1, 0, 1], [0, 0, 0]], ids=str)
 def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
     from lean import AttentiveLSTM, Together
