@@ -1,5 +1,6 @@
 """Batches for training and validation: captions in some order, each picture of a batch once."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,9 @@ from torch.utils.data import DataLoader, Dataset
 from datasets import speaks_of_a_side
 
 BUCKET = 50  # batches among which captions of like length are put together
+# Pictures that lie together in their file and are read together, and pictures among which captions are shuffled. With
+# ResNet-101's features these are 17 MB and 1.6 GB; Flickr8k's 6,000 are shuffled as one
+BLOCK, WINDOW = 64, 6144
 
 
 class Batch(NamedTuple):
@@ -43,7 +47,7 @@ class Batches(Dataset):
     """
 
     def __init__(self, dataset, order, flip=None, rank=0, processes=1, accumulate=1, by_picture=False):
-        self.dataset, self.flip = dataset, flip
+        self.dataset, self.flip, self.expected = dataset, flip, set()
         self.parts = []  # (captions, those of the whole step, whether it ends there)
         for whole in order:
             together = dataset.cpi if by_picture and len(whole) >= dataset.cpi * processes else 1
@@ -62,9 +66,21 @@ class Batches(Dataset):
         if self.flip is not None:  # a picture and its mirror image are two
             pictures = pictures + len(self.dataset.names) * self.flip[numbers]
         pictures, image_of = pictures.unique(return_inverse=True)
+        self.expect(pictures)
         caplens = self.dataset.caplens[numbers].flatten()
         return Batch(self.dataset.images(pictures), image_of, self.dataset.captions[numbers, :int(caplens.max())],
                      caplens, numbers, len(whole), int((self.dataset.caplens[whole] - 1).sum()), ends_step)
+
+
+    def expect(self, pictures):
+        """Announce the blocks of the file that these are in, each once."""
+        if self.dataset.held is not None:
+            return
+        mirror, number = pictures // len(self.dataset.names), pictures % len(self.dataset.names)
+        for block in zip((mirror > 0).tolist(), (number // BLOCK).tolist(), strict=True):
+            if block not in self.expected:
+                self.expected.add(block)
+                self.dataset.expect(block[0], block[1] * BLOCK, (block[1] + 1) * BLOCK)
 
 
 def in_order(dataset, batch_size, captions=None):
@@ -82,6 +98,9 @@ def in_order(dataset, batch_size, captions=None):
 def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, processes=1):
     """Batches of all captions in a random order.
 
+    Of many pictures, ``WINDOW`` at a time, drawn in blocks that lie together in their file: what does not fit into
+    memory is then read from the disk once an epoch and in long pieces, not for each caption.
+
     :param by_picture: all captions of a picture are in one batch, ``batch_size`` rounded to whole pictures
     :param bucket: captions of like length come together, within ``BUCKET`` batches
     :param processes: that share each batch
@@ -89,19 +108,39 @@ def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, pro
         so are fewer than there are processes
     """
     size = max(round(batch_size / dataset.cpi), 1) if by_picture else batch_size
-    units = len(dataset.names) if by_picture else len(dataset)
-    order = torch.randperm(units, generator=generator)
+    order = [pictures if by_picture else captions_of(pictures, dataset)
+             for pictures in windows(len(dataset.names), generator)]
+    order = [window[torch.randperm(len(window), generator=generator)] for window in order]
     if bucket:
         lengths = dataset.caplens.flatten()
         lengths = lengths.view(-1, dataset.cpi).amax(dim=1) if by_picture else lengths
-        order = torch.cat([part[lengths[part].argsort(stable=True)] for part in order.split(BUCKET * size)])
-    batches = list(order.split(size))
+        order = [part[lengths[part].argsort(stable=True)] for window in order for part in window.split(BUCKET * size)]
+    batches = list(torch.cat(order).split(size))
     if bucket:
-        batches = [batches[b] for b in torch.randperm(len(batches), generator=generator)]
+        of_window = math.ceil(min(len(dataset.names), WINDOW) * (1 if by_picture else dataset.cpi) / size)
+        together = torch.arange(len(batches)).split(max(of_window, 1))
+        batches = [batches[part[b]] for part in together for b in torch.randperm(len(part), generator=generator)]
     if by_picture:
-        batches = [(units.unsqueeze(1) * dataset.cpi + torch.arange(dataset.cpi)).flatten() for units in batches]
+        batches = [captions_of(pictures, dataset) for pictures in batches]
     least = max(processes, 1 if len(dataset) == 1 or batch_size == 1 else 2)
     return [batch for batch in batches if len(batch) >= least]
+
+
+def windows(count, generator):
+    """All pictures, in parts among whose captions may be shuffled: ``WINDOW`` of them, blocks from all over the file.
+
+    :return: list of long tensors; one, ascending, if there are no more
+    """
+    pictures = torch.arange(count)
+    if count <= WINDOW:
+        return [pictures]
+    blocks = pictures.split(BLOCK)
+    return torch.cat([blocks[b] for b in torch.randperm(len(blocks), generator=generator)]).split(WINDOW)
+
+
+def captions_of(pictures, dataset):
+    """All captions of these pictures, those of a picture together: (n,) long."""
+    return (pictures.unsqueeze(1) * dataset.cpi + torch.arange(dataset.cpi)).flatten()
 
 
 def mirrored(dataset, word_map, generator, of_pictures=False):

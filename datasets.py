@@ -127,11 +127,18 @@ class CaptionDataset(Dataset):
                   if len(chosen := numbers[(numbers >= len(self.names)) == mirror] % len(self.names))]
         return torch.cat(images)
 
-    def _read(self, mirror, numbers):
+    def expect(self, mirror, start, stop):
+        """Images ``start`` to ``stop``, or their features, are wanted soon: see ``row_file.Rows.expect``."""
+        self._rows_of(mirror).expect(start, stop)
+
+    def _rows_of(self, mirror):
         source = self.sources[mirror and self.key == 'features']
         if source not in self._rows:
-            self._rows[source] = row_file.rows(source, self.key)
-        images = torch.from_numpy(self._rows[source][numbers.numpy()])
+            self._rows[source] = row_file.Rows(source, self.key)
+        return self._rows[source]
+
+    def _read(self, mirror, numbers):
+        images = torch.from_numpy(self._rows_of(mirror)[numbers.numpy()])
         if self.key == 'features':
             return images
         images = images.flip(3) if mirror else images

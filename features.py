@@ -177,7 +177,7 @@ def _lock(path):
 def _grid(encoder, images_path, device):
     """:return: (h, w, encoder_dim) of an image's features"""
     with torch.inference_mode(), evaluating(encoder):
-        image = torch.from_numpy(row_file.rows(images_path, 'images')[:1].copy())
+        image = torch.from_numpy(row_file.Rows(images_path, 'images')[:1].copy())
         return encoder.native_grid(image.to(device)).shape[1:]
 
 

@@ -4,6 +4,7 @@ HDF5's own structures are complete from the start and never touched again, so a 
 most, and whoever noted how many rows were safely on the disk can go on after them.
 """
 
+import mmap
 import os
 
 import h5py
@@ -38,22 +39,38 @@ def first_row(path, name):
         return file[name].id.get_offset() or 0  # None when there are no rows
 
 
-def rows(path, name):
-    """The rows of such a file as an array that is read, row by row, where it is indexed.
+class Rows:
+    """The rows of such a file, read from its bytes where they are indexed.
 
     (HDF5 itself takes several times as long for rows here and there, and an open file does not survive a fork.)
 
-    :return: numpy array, read only
+    :ivar array: numpy array, read only
     :raises OSError: the file was not made by :func:`create`
     """
-    with h5py.File(path, 'r') as file:
-        array = file[name]
-        shape, dtype, offset = array.shape, array.dtype, array.id.get_offset()
-    if not shape[0]:
-        return np.empty(shape, dtype)
-    if offset is None:
-        raise OSError(f'{path}: its {name} are not in one piece; make the file again')
-    return np.asarray(np.memmap(path, dtype, 'r', offset, shape))
+
+    def __init__(self, path, name):
+        with h5py.File(path, 'r') as file:
+            array = file[name]
+            shape, dtype, self._first = array.shape, array.dtype, array.id.get_offset()
+        if not shape[0]:
+            self.array = np.empty(shape, dtype)
+            return
+        if self._first is None:
+            raise OSError(f'{path}: its {name} are not in one piece; make the file again')
+        with open(path, 'rb') as file:
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.array = np.ndarray(shape, dtype, self._bytes, self._first)
+
+    def __getitem__(self, numbers):
+        return self.array[numbers]
+
+    def expect(self, start, stop):
+        """Let the operating system read these rows from the disk in one go, ahead of time, where it can."""
+        stop = min(stop, len(self.array))
+        if hasattr(mmap, 'MADV_WILLNEED') and start < stop:  # not on Windows
+            row = self.array[0].nbytes
+            begin = (self._first + start * row) // mmap.PAGESIZE * mmap.PAGESIZE
+            self._bytes.madvise(mmap.MADV_WILLNEED, begin, self._first + stop * row - begin)
 
 
 def open_rows(path, name):

@@ -2,11 +2,13 @@
 
 As many pictures, captions, words and cells as COCO has, with random features in place of the photos', through the same
 ``solver.train`` and ``evaluate.evaluate`` as the notebooks. It needs no download, 34 GB on the disk and as much memory
-where the features are to be held. ``--pictures 4000`` takes fewer, and says what that would be for all.
+where the features are to be held. ``--pictures 4000`` takes fewer, and says what that would be for all. ``--read`` only
+reads features from their file, as an epoch does when they do not fit into memory.
 """
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -63,12 +65,8 @@ def write_features(folder, split, pictures, encoder, rng):
             file.write(block[:pictures - start].tobytes())
 
 
-def measure(folder, args):
-    """:return: list of (what, value, unit, the value for all of COCO or None)"""
-    import checkpoints
-    import solver
-    from evaluate import evaluate
-    from features import encode_images
+def write_all(folder, args):
+    """All that a training needs but for the features of VAL; :return: the encoder, and the file of its weights"""
     from models import Encoder
     from vocabulary import build_word_map
 
@@ -89,6 +87,43 @@ def measure(folder, args):
             write_split(folder, split, pictures, words, rng)
             if split != 'VAL':
                 write_features(folder, split, pictures, encoder, rng)
+    return encoder, weights
+
+
+def reading(folder, args, seconds=30):
+    """:return: list as of :func:`measure`: the beginning of an epoch, read from the disk"""
+    import batches
+    from datasets import CaptionDataset
+    from features import file_of
+    path, *_ = file_of(write_all(folder, args)[0], folder, NAME, 'TRAIN')
+    dataset, rows = CaptionDataset(folder, NAME, 'TRAIN', features=path), []
+    for window, what in (batches.WINDOW, f'shuffled among {batches.WINDOW:,} pictures at a time, read in blocks'), (
+            args.pictures, 'shuffled among all pictures, each row where it lies'):
+        with open(path, 'rb') as file:
+            os.sync()
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # nothing of it is in memory
+        batches.WINDOW = window
+        order = batches.shuffled(dataset, args.batch_size, torch.Generator().manual_seed(0), args.by_picture)
+        parts, done, start = batches.Batches(dataset, order), 0, time.perf_counter()
+        if window == args.pictures:
+            parts.expect = lambda pictures: None
+        for batch in batches.loader(parts, dict(workers=args.workers, device='cpu')):
+            done += len(batch.caplens)
+            if time.perf_counter() - start > seconds:
+                break
+        rows.append((f'reading captions with features, {what}', done / (time.perf_counter() - start), 'per second',
+                     None))
+    return rows
+
+
+def measure(folder, args):
+    """:return: list of (what, value, unit, the value for all of COCO or None)"""
+    import checkpoints
+    import solver
+    from evaluate import evaluate
+    from features import encode_images
+
+    encoder, weights = write_all(folder, args)
     rows, of_all = [], PICTURES / args.pictures
 
     start = time.perf_counter()  # black pictures, as that file has no others: the encoder does not mind
@@ -163,6 +198,7 @@ def main():
     parser.add_argument('--by-picture', action='store_true')
     parser.add_argument('--bucket', action='store_true')
     parser.add_argument('--stream', action='store_true', help='read features from their file at every batch')
+    parser.add_argument('--read', action='store_true', help='only that; by a process with less memory than the file')
     parser.add_argument('--workers', type=int, default=0, help='processes that read them then')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'coco', help='build folder')
@@ -175,11 +211,11 @@ def main():
     # before the lab's own modules are imported: models.py there is the reference
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', args.build)))
     with tempfile.TemporaryDirectory(dir=args.output_folder) as folder:
-        rows = measure(Path(folder), args)
+        rows = (reading if args.read else measure)(Path(folder), args)
     from utils import atomic_path
     about = ', '.join([f'torch {torch.__version__}', f'batches of {args.batch_size}',
                        torch.cuda.get_device_name() if args.device.startswith('cuda') else
-                       f'{torch.get_num_threads()} threads', 'streamed' if args.stream else 'held'])
+                       f'{torch.get_num_threads()} threads', 'streamed' if args.stream or args.read else 'held'])
     for name, text in (('coco.md', markdown(rows, about)),
                        ('coco.json', json.dumps(dict(settings={key: str(value) for key, value in vars(args).items()},
                                                      rows=rows), indent=1))):

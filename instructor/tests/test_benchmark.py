@@ -174,6 +174,17 @@ def test_of_the_size_of_coco(tmp_path):
     assert rows['captions'][0] == pytest.approx(150 / seconds)
 
 
+def test_reading_at_the_size_of_coco(tmp_path):
+    given = ['--read', '--pictures=150', '--others=7', '--words=40', '--encoder=resnet18',
+             f'--output-folder={tmp_path / "out"}', f'--build={tmp_path / "build"}']
+    ran = subprocess.run([sys.executable, '-m', 'benchmarks.coco', *given], cwd=bench.ROOT, capture_output=True,
+                         text=True)
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((tmp_path / 'out' / 'coco.json').read_text())['rows']
+    assert [what.split(', shuffled ')[1].split(',')[0] for what, *_ in rows] == [
+        'among 6', 'among all pictures'] and all(value > 0 for _, value, *_ in rows)
+
+
 def test_too_little_disk_space(tmp_path):
     ran = subprocess.run([sys.executable, '-m', 'benchmarks.coco', '--pictures=1000000000',
                           f'--output-folder={tmp_path}', f'--build={tmp_path / "build"}'], cwd=bench.ROOT,

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import batches
 from batches import BUCKET, Batches, in_order, loader, mirrored, shuffled
 from datasets import CaptionDataset
 
@@ -76,6 +77,44 @@ def test_buckets_hold_captions_of_like_length(by_picture):
     order = shuffled(dataset, 20, torch.Generator().manual_seed(1), by_picture, True)
     longest = torch.tensor([lengths[batch].max() for batch in order])
     assert (longest.diff() < 0).float().mean() > 0.3  # short and long batches come mixed
+
+
+@pytest.mark.parametrize('bucket', [False, True])
+@pytest.mark.parametrize('by_picture', [False, True])
+def test_of_many_pictures_some_are_shuffled_at_a_time_in_blocks_of_the_file(by_picture, bucket, monkeypatch):
+    monkeypatch.setattr(batches, 'WINDOW', 120)
+    monkeypatch.setattr(batches, 'BLOCK', 10)
+    lengths = torch.randint(3, 40, (1000 * 2, 1), generator=torch.Generator().manual_seed(0))
+    dataset = Sized(caplens=lengths, cpi=2, names=range(1000))
+    orders = [torch.cat(shuffled(dataset, 16, torch.Generator().manual_seed(seed), by_picture, bucket)) // 2
+              for seed in (0, 1)]
+    first_blocks = set()
+    for order in orders:
+        assert torch.equal(order.bincount(), torch.full((1000,), 2))
+        for part in order[:8 * 240].split(240):
+            blocks = (part.unique() // 10).bincount(minlength=100)
+            assert (blocks == 10).sum() == (blocks > 0).sum() == 12
+            assert (part.diff().abs() > 20).float().mean() > 0.4  # shuffled
+        first_blocks.add(tuple((order[:240].unique() // 10).unique().tolist()))
+        assert (torch.tensor(list(first_blocks)[-1]).diff() > 1).any()  # from all over the file
+    assert len(first_blocks) == 2  # others in each epoch
+
+
+@pytest.mark.parametrize('flipped', [False, True])
+def test_what_is_read_from_the_file_is_announced_in_blocks_each_once(dataset, monkeypatch, flipped):
+    monkeypatch.setattr(batches, 'BLOCK', 10)
+    expected = []
+    monkeypatch.setattr(dataset, 'expect', lambda *block: expected.append(block))
+    some = Batches(dataset, [torch.tensor([0, 1, 57, 61]), torch.tensor([110, 3, 119])],
+                   torch.ones(len(dataset), dtype=torch.bool) if flipped else None)
+    some[0], some[1], some[0]
+    assert expected == [(flipped, 0, 10), (flipped, 10, 20), (flipped, 20, 30)]
+
+
+def test_what_is_held_in_memory_is_not_announced(dataset, monkeypatch):
+    dataset.held = torch.zeros(len(dataset.names), 2, 2, 3)
+    monkeypatch.setattr(dataset, 'expect', None)
+    assert len(Batches(dataset, [torch.tensor([0, 7])])[0].images) == 2
 
 
 def test_a_single_caption_left_over_is_left_out_and_a_batch_size_of_one_is_kept(dataset):

@@ -129,16 +129,20 @@ def test_rows_are_read_where_they_lie(tmp_path):
     row_file.create(tmp_path / 'rows.hdf5', 'images', pixels.shape, 'uint8', {}, dict(names=['a'] * 7))
     with row_file.open_rows(tmp_path / 'rows.hdf5', 'images') as file:
         file.write(pixels.tobytes())
-    rows = row_file.rows(tmp_path / 'rows.hdf5', 'images')
-    assert np.array_equal(rows[[0, 3, 6]], pixels[[0, 3, 6]]) and not rows.flags.writeable
+    rows = row_file.Rows(tmp_path / 'rows.hdf5', 'images')
+    rows.expect(2, 99)
+    rows.expect(7, 9)
+    assert np.array_equal(rows[[0, 3, 6]], pixels[[0, 3, 6]]) and not rows.array.flags.writeable
     with h5py.File(tmp_path / 'rows.hdf5') as file:
         assert np.array_equal(file['images'][:], pixels)
     row_file.create(tmp_path / 'none.hdf5', 'images', (0, 3, 4, 4), 'uint8', {})
-    assert row_file.rows(tmp_path / 'none.hdf5', 'images').shape == (0, 3, 4, 4)
+    none = row_file.Rows(tmp_path / 'none.hdf5', 'images')
+    none.expect(0, 4)
+    assert none.array.shape == (0, 3, 4, 4)
     with h5py.File(tmp_path / 'others.hdf5', 'w') as file:
         file.create_dataset('images', data=pixels, chunks=(2, 3, 4, 4))
     with pytest.raises(OSError, match='others.hdf5: its images are not in one piece; make the file again'):
-        row_file.rows(tmp_path / 'others.hdf5', 'images')
+        row_file.Rows(tmp_path / 'others.hdf5', 'images')
 
 
 @pytest.mark.parametrize(('word', 'sided'), [
