@@ -47,6 +47,14 @@ def test_rows_of_three_seeds(name):
     assert same_but_rounding(found[name], row_of(RESULTS[THREE_SEEDS[name]]))
 
 
+def test_rows_of_what_was_done_once_more():
+    rows = table('## Once more', 0)[2:]
+    again = {name.removesuffix(', again'): seeds for name, seeds in RESULTS.items() if name.endswith(', again')}
+    assert [row[0] for row in rows] == list(again)
+    for name, *found in rows:
+        assert same_but_rounding(found, row_of(again[name]))
+
+
 @pytest.mark.parametrize('name', ONE_SEED)
 def test_rows_of_one_seed(name):
     rows = table('## Every decoder, one seed', 0)
