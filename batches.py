@@ -71,7 +71,6 @@ class Batches(Dataset):
         return Batch(self.dataset.images(pictures), image_of, self.dataset.captions[numbers, :int(caplens.max())],
                      caplens, numbers, len(whole), int((self.dataset.caplens[whole] - 1).sum()), ends_step)
 
-
     def expect(self, pictures):
         """Announce the blocks of the file that these are in, each once."""
         if self.dataset.held is not None:

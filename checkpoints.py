@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
+import processes
 from features import encoder_digest
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
-from own_code import remember_sources
+from own_code import edited, remember_sources
 from utils import atomic_path
 
 
@@ -115,6 +116,9 @@ def build_model(cfg, word_map, encoder=None):
     :param encoder: a module of your own in place of ``cfg['encoder']``
     :raises ValueError: ``cfg['decoder']`` cannot be found, or asks for sizes that there are not
     """
+    if files := edited():
+        processes.say(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
+                      "notebook's kernel) to run what is there now.")
     encoder = build_encoder(cfg, encoder)
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
     return CaptionModel(encoder.to(cfg['device']), decoder.to(cfg['device']), word_map, cfg)

@@ -78,6 +78,20 @@ def remember_sources():
             source_of(module)
 
 
+def edited():
+    """Files of this folder that hold other code by now than when they were loaded; comments do not count."""
+    found = []
+    for module in [name for name in SEEN if name in sys.modules]:
+        path, before = path_of(module), source_of(module)
+        now = path.read_bytes() if path else before
+        try:
+            same = now == before or [s.text for s in parsed(module, now)] == [s.text for s in parsed(module, before)]
+        except SyntaxError:  # somebody is writing
+            same = False
+        found += [] if same else [path.name]
+    return sorted(found)
+
+
 def source_of(module):
     """What the file of a module says, or said when it was loaded, in bytes; empty if it is not of this folder."""
     spec, path = getattr(sys.modules.get(module), '__spec__', None), path_of(module)

@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from cider import CiderD
 from datasets import CaptionDataset, content_digest
 from features import encode_splits
 from features import hold as hold_features
+from locks import locked
 from metrics import bleu
 from own_code import code_digest, remember_sources
 from self_critical import BASELINES, SelfCritical
@@ -208,6 +210,7 @@ def train(cfg, encoder=None):
     :return: history, a list with a dict per epoch
     :raises ValueError: settings or a checkpoint that cannot be
     :raises FloatingPointError: the loss is not a number any more
+    :raises OSError: ``output_folder`` cannot be written
     :raises RuntimeError: one of several processes failed or was killed
     """
     if not isinstance(cfg, dict):
@@ -263,13 +266,46 @@ def train(cfg, encoder=None):
     if cfg['embed_dropout']:
         model.decoder.embedding.register_forward_hook(
             lambda module, _, vectors: nn.functional.dropout(vectors, cfg['embed_dropout'], module.training))
-    latest, best = checkpoint_paths(cfg)
-    best.parent.mkdir(parents=True, exist_ok=True)
-    # going on in the folder of the checkpoint, its files are this training's own
-    tidy = bool(cfg['checkpoint']) and Path(cfg['checkpoint']).resolve().parent == best.resolve().parent
     if progress['epoch'] >= cfg['epochs']:
         processes.say(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
+    with only_one(checkpoint_paths(cfg)[1]):
+        run_epochs(model, train_data, val_data, optimizers, progress)
+    if 'began' in progress and model.history:
+        after = greedy_scores(best_epoch(model.history))
+        processes.say(f"Before: {greedy_scores(progress['began'])}.\nAfter:  {after}.")
+    return model.history
 
+
+@contextmanager
+def only_one(best):
+    """Within the block no other training writes this checkpoint, nor another of this decoder in its folder.
+
+    :raises ValueError: another one does
+    """
+    def refuse():
+        raise ValueError(f'another training is running that writes {best}: wait for its end, or set another '
+                         'output_folder')
+
+    with ExitStack() as held:
+        if processes.rank() == 0:
+            try:
+                best.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(best.with_name(f'.{best.name}.lock'), refuse))
+            except OSError as error:
+                raise OSError(f'{best.parent} cannot be written ({error.strerror or error}): set another '
+                              'output_folder') from error
+        yield
+
+
+def run_epochs(model, train_data, val_data, optimizers, progress):
+    """Train and validate, epoch after epoch, and leave checkpoints and history.
+
+    :param progress: dict of the epochs done, best score, epochs without a better one; it is kept up to date
+    """
+    cfg = model.settings
+    latest, best = checkpoint_paths(cfg)
+    # going on in the folder of the checkpoint, its files are this training's own
+    tidy = bool(cfg['checkpoint']) and Path(cfg['checkpoint']).resolve().parent == best.resolve().parent
     by_score = None
     if cfg['self_critical']:
         by_score = SelfCritical(train_data.references, cfg['samples'], cfg['self_critical'], cfg['samples_dropout'])
@@ -310,10 +346,6 @@ def train(cfg, encoder=None):
             with atomic_path(history_path(cfg)) as temporary:
                 temporary.write_text(json.dumps(model.history, indent=1))
         processes.wait_for_all()
-    if 'began' in progress and model.history:
-        after = greedy_scores(best_epoch(model.history))
-        processes.say(f"Before: {greedy_scores(progress['began'])}.\nAfter:  {after}.")
-    return model.history
 
 
 def train_in_processes(cfg, encoder=None):

@@ -185,6 +185,22 @@ def mine(folder, monkeypatch):
         own_code.SEEN.pop(name, None)
 
 
+def test_what_was_edited_since(folder, mine):
+    own_code.remember_sources()
+    path, text = folder / 'mine.py', (folder / 'mine.py').read_text()
+    assert own_code.edited() == []
+    for now, found in ((text.replace('* N', '* 3'), ['mine.py']), (text + '# more', []), (text + 'def', ['mine.py'])):
+        path.write_text(now)
+        assert own_code.edited() == found
+    (folder / 'given.py').write_text(HELPER.replace('* 2', '* 3'))
+    assert own_code.edited() == ['given.py', 'mine.py']
+    path.write_text(text.replace('* N', '* 3'))
+    importlib.reload(mine)
+    assert own_code.edited() == ['given.py']
+    path.unlink()
+    assert own_code.edited() == ['given.py']
+
+
 def test_autoreload_lays_new_code_into_the_old_functions(folder, mine):
     before = code_digest('mine.Mine')
     path = folder / 'mine.py'

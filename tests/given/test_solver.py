@@ -23,6 +23,8 @@ from torch import nn
 
 import checkpoints
 import features
+import models
+import own_code
 import solver
 from beam_search import Hypothesis
 from checkpoints import CaptionModel, checkpoint_paths, load_model, load_models, read_checkpoint, save_checkpoint
@@ -330,6 +332,42 @@ def test_a_second_run_moves_the_first_aside(tiny_cfg, capsys):
     assert without_seconds(other) != without_seconds(first)
     assert json.loads((runs / 'earlier_2' / 'history_Attention.json').read_text()) == second
     assert (runs / 'history_NoAttention.json').exists() and not (runs / 'test_Attention.json').exists()
+
+
+def test_two_trainings_of_a_decoder_do_not_share_a_folder(tiny_cfg, monkeypatch):
+    best, other = (checkpoint_paths({**DEFAULTS, **tiny_cfg, 'attention': attention})[1] for attention in (True, False))
+    held = []
+
+    def another(*_):  # begins while this one trains
+        held.append([path.name for path in best.parent.iterdir()])
+        with pytest.raises(ValueError, match=f'another training is running that writes {best}: wait .* output_folder'):
+            train({**tiny_cfg, 'data_name': tiny_cfg['data_name'], 'epochs': 1, 'seed': 1})
+        monkeypatch.setattr(solver, 'train_epoch', own)
+        train({**tiny_cfg, 'epochs': 1, 'attention': False})
+        return own(*_)
+
+    own = solver.train_epoch
+    monkeypatch.setattr(solver, 'train_epoch', another)
+    assert len(train({**tiny_cfg, 'epochs': 1})) == 1
+    assert held == [[f'.{best.name}.lock']] and best.exists() and other.exists()
+    assert not list(best.parent.glob('.*')) and not (best.parent / 'earlier_1').exists()
+    train({**tiny_cfg, 'epochs': 1})
+    assert (best.parent / 'earlier_1').exists()
+
+
+def test_a_folder_that_cannot_be_written(tiny_cfg, tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(OSError, match='file/runs cannot be written .Not a directory.: set another output_folder'):
+        train({**tiny_cfg, 'output_folder': str(tmp_path / 'file' / 'runs')})
+
+
+def test_code_that_was_edited_since_is_said(tiny_cfg, monkeypatch, capsys):
+    monkeypatch.setitem(own_code.SEEN, 'models', (models.__spec__, Path(models.__file__).read_bytes() + b'\nX = 1\n'))
+    train({**tiny_cfg, 'epochs': 1})
+    assert 'models.py changed after being read: what runs is the code from before. Restart' in capsys.readouterr().out
+    monkeypatch.undo()
+    load_model(checkpoint_paths({**DEFAULTS, **tiny_cfg})[1])
+    assert 'changed' not in capsys.readouterr().out
 
 
 def test_a_run_that_fails_leaves_the_one_before_alone(tiny_cfg, scripted, monkeypatch):
