@@ -30,6 +30,10 @@ from tqdm import tqdm
 PATIENCE = timedelta(hours=12)  # of those that wait for one: it may be encoding COCO, or waiting for who does
 
 
+class ProcessFailed(RuntimeError):
+    """One of several processes was killed or failed; the others were ended."""
+
+
 def rank():
     """Number of this process among all; 0 is the main one, which prints and writes."""
     return distributed.get_rank() if distributed.is_initialized() else 0
@@ -84,7 +88,7 @@ def disconnect():
 def launch(function, *args, processes):
     """Run ``function(*args)`` in several processes of this machine, and wait for all of them.
 
-    :raises RuntimeError: one of them was killed or failed; the others are ended
+    :raises ProcessFailed: one of them was killed or failed; the others are ended
     :raises KeyboardInterrupt: this process was interrupted; they are ended as well
     """
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -108,7 +112,7 @@ def launch(function, *args, processes):
     except SignalException as error:
         if error.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
-        raise RuntimeError(f'this process was ended by {error.sigval.name}, and the {processes} with it') from None
+        raise ProcessFailed(f'this process was ended by {error.sigval.name}, and the {processes} with it') from None
     except ChildFailedError as error:
         number, failure = error.get_first_failure()
         if failure.exitcode < 0:
@@ -116,7 +120,7 @@ def launch(function, *args, processes):
         else:
             message = failure.message if isinstance(failure.message, str) else failure.message['message']
             what = f'failed: {message}'
-        raise RuntimeError(f'process {number} of {processes} {what}; the others were ended as well') from None
+        raise ProcessFailed(f'process {number} of {processes} {what}; the others were ended as well') from None
     finally:
         gc.unfreeze()
         for number, handler in handlers.items():

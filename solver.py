@@ -211,7 +211,7 @@ def train(cfg, encoder=None):
     :raises ValueError: settings or a checkpoint that cannot be
     :raises FloatingPointError: the loss is not a number any more
     :raises OSError: ``output_folder`` cannot be written
-    :raises RuntimeError: one of several processes failed or was killed
+    :raises processes.ProcessFailed: one of several processes failed or was killed
     """
     if not isinstance(cfg, dict):
         raise ValueError(f'cfg is {cfg!r}; it must be a dict of settings, see DEFAULTS in solver.py')
@@ -363,11 +363,11 @@ def train_in_processes(cfg, encoder=None):
     before = latest.stat().st_mtime_ns if latest.exists() else None
     try:
         processes.launch(train, cfg, encoder, processes=wanted)
-    except RuntimeError as error:
+    except processes.ProcessFailed as error:
         # one that was there before may be another training's
         own = latest if latest.exists() and latest.stat().st_mtime_ns != before else cfg.get('checkpoint')
         hint = f'; go on after the last epoch with checkpoint={str(own)!r}' if own and Path(own).exists() else ''
-        raise RuntimeError(f'{error}{hint}') from None
+        raise processes.ProcessFailed(f'{error}{hint}') from None
     return json.loads(history_path(checked).read_text())
 
 

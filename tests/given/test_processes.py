@@ -277,11 +277,12 @@ def test_train_and_evaluate_from_the_command_line(tiny_cfg):
 
 
 def test_a_wrong_setting_on_the_command_line(tiny_cfg):
-    for word, message in (('epochs', "'epochs' is no setting: write name=value"),
-                          ('data_folder=nowhere', 'nowhere/WORDMAP_shapes'),
-                          ('epohcs=3', "unknown setting 'epohcs'; did you mean 'epochs'")):
-        run = subprocess.run([sys.executable, 'train.py', word], cwd=FOLDER, capture_output=True, text=True)
-        assert run.returncode == 1 and run.stderr.startswith(message), run.stderr
+    for words, message in (('epochs', "'epochs' is no setting: write name=value"),
+                           ('data_folder=nowhere', 'nowhere/WORDMAP_shapes'),
+                           ('data_folder=nowhere processes=2 device=cpu', ' of 2 failed: FileNotFoundError: nowhere'),
+                           ('epohcs=3', "unknown setting 'epohcs'; did you mean 'epochs'")):
+        run = subprocess.run([sys.executable, 'train.py', *words.split()], cwd=FOLDER, capture_output=True, text=True)
+        assert run.returncode == 1 and message in run.stderr.splitlines()[-1], run.stderr
 
 
 @pytest.mark.parametrize(('text', 'value'), [
