@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import matplotlib.pyplot as plt
 import numpy as np
+from scipy.optimize import isotonic_regression
 from skimage.transform import resize
 
 from utils import atomic_path, best_epoch
@@ -122,15 +123,30 @@ def plot_bleu(results):
         for n in (1, 2, 3, 4):
             scores = [row[f'BLEU-{n}'] for row in result['scores']]
             axes.plot(beams, scores, color=f'C{n - 1}', marker='o', markersize=4, label=f'BLEU-{n}')
-            axes.annotate(f'{scores[-1]:.3f}', (beams[-1], scores[-1]), xytext=(5, 0), textcoords='offset points',
-                          va='center', fontsize=8, color=f'C{n - 1}')
         axes.set(title=textwrap.fill(label(result['model']), 30), xlabel='beam size', xticks=beams)
-        axes.margins(x=0.2)
+        axes.margins(x=0.2, y=0.15)
         axes.grid(alpha=0.3)
     for axes in panels[:, 0]:
         axes.set_ylabel('BLEU')
     figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc='outside right center')
+    figure.draw_without_rendering()  # now it is known how high a panel is
+    for axes, _ in zip(panels.flat, results, strict=False):
+        axes.set_ylim(axes.get_ylim())  # figures beside the lines change no scale
+        point = np.diff(axes.get_ylim())[0] / (axes.bbox.height * 72 / figure.dpi)
+        ends = [line.get_xydata()[-1] for line in axes.lines]
+        for line, end, height in zip(axes.lines, ends, spread([y for _, y in ends], 10 * point), strict=True):
+            axes.annotate(f'{end[1]:.3f}', end, xytext=(5, (height - end[1]) / point), textcoords='offset points',
+                          va='center', fontsize=8, color=line.get_color())
     return figure
+
+
+def spread(heights, gap):
+    """Heights moved as little as may be (least squares) for each to be ``gap`` away from the next."""
+    order = np.argsort(heights, kind='stable')
+    steps = gap * np.arange(len(heights))
+    moved = np.empty(len(heights))
+    moved[order] = isotonic_regression(np.asarray(heights, dtype=float)[order] - steps).x + steps
+    return moved
 
 
 def bleu_table(results):
@@ -141,9 +157,10 @@ def bleu_table(results):
     rows = ['| decoder | parameters | best epoch | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | seconds |',
             '|:---|---:|---:|---:|---:|---:|---:|---:|---:|']
     for result in results:
+        best = result['best_epoch'] or ''  # an ensemble has none
         for score in result['scores']:
             bleus = ' | '.join(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4))
-            rows.append(f"| {label(result['model'])} | {result['parameters']:,} | {result['best_epoch']} "
+            rows.append(f"| {label(result['model'])} | {result['parameters']:,} | {best} "
                         f"| {score['beam_size']} | {bleus} | {score['seconds']:.1f} |")
     return '\n'.join(rows)
 

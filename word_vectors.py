@@ -77,7 +77,7 @@ def lines(path, size):
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
     if strange:
-        processes.say(f'{path}: {strange} words are not in UTF-8, and are not found: save it in UTF-8.')
+        processes.say(f'{path}: words that are not in UTF-8 are not found ({strange} here): save it in UTF-8.')
 
 
 def is_number(text):

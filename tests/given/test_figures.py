@@ -26,6 +26,7 @@ from figures import (  # noqa: E402
     plot_side_by_side,
     read_histories,
     save_figure,
+    spread,
 )
 from shapes import looks_by_word  # noqa: E402
 
@@ -97,6 +98,28 @@ def test_bleu():
         assert list(lines['BLEU-2'].get_ydata()) == pytest.approx([0.71 + shift, 0.73 + shift, 0.75 + shift])
         assert [int(tick) for tick in axes.get_xticks()] == [1, 3, 5]
         assert f'{0.75 + shift:.3f}' in [text.get_text() for text in axes.texts]
+
+
+def test_figures_beside_the_lines_keep_apart():
+    close = result('Attention', 0.05)
+    for score in close['scores']:
+        score.update({'BLEU-1': 0.801, 'BLEU-2': 0.8, 'BLEU-3': 0.799})
+    figure = plot_bleu([result('NoAttention'), close])
+    figure.canvas.draw()
+    for axes, apart in zip(figure.axes, (True, False), strict=True):
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert all(high.y0 > low.y1 for high, low in zip(boxes, boxes[1:], strict=False))
+        ends = [axes.transData.transform(line.get_xydata()[-1])[1] for line in axes.lines]
+        moved = [(box.y0 + box.y1) / 2 - end for box, end in zip(boxes, ends, strict=True)]
+        assert (max(map(abs, moved)) < 2) == apart  # beside its line, where there is room
+        assert abs(sum(moved)) < 4
+    assert [text.get_text() for text in figure.axes[1].texts] == ['0.801', '0.800', '0.799', '0.600']
+
+
+def test_spread():
+    assert spread([0.9, 0.5], 0.1) == pytest.approx([0.9, 0.5])
+    assert spread([0.5, 0.5, 0.1], 0.1) == pytest.approx([0.45, 0.55, 0.1])
+    assert spread([0.3, 0.2, 0.31], 0.1) == pytest.approx([0.27, 0.17, 0.37])
 
 
 def test_bleu_of_many_decoders_goes_over_several_rows():
@@ -198,8 +221,10 @@ def test_pictures_with_the_words_of_many_decoders_beside():
 
 
 def test_bleu_table():
-    lines = bleu_table([result('NoAttention'), result('Attention', 0.05)]).splitlines()
-    assert len(lines) == 2 + 6
+    ensemble = dict(result('Ensemble'), best_epoch=None)
+    lines = bleu_table([result('NoAttention'), result('Attention', 0.05), ensemble]).splitlines()
+    assert len(lines) == 2 + 9
+    assert lines[8].startswith('| ensemble | 1,234,567 |  | 1 |')
     assert {line.count('|') for line in lines} == {10}
     assert lines[2] == '| plain LSTM | 1,234,567 | 7 | 1 | 0.810 | 0.710 | 0.610 | 0.510 | 1.2 |'
     assert lines[7] == '| soft attention | 1,234,567 | 7 | 5 | 0.900 | 0.800 | 0.700 | 0.600 | 6.2 |'

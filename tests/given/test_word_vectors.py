@@ -155,7 +155,7 @@ def test_words_that_are_not_in_utf_8(tmp_path, capsys):
     embedding = nn.Embedding(2, 2)
     load(embedding, path, {'caf\u00e9': 0, 'red': 1}, 1)
     same(embedding.weight[1], [3, 4], 'TODO 14, load: the row of red', 'embed_dim', 'its numbers become its row')
-    assert 'vectors.txt: 1 words are not in UTF-8, and are not found' in capsys.readouterr().out
+    assert 'vectors.txt: words that are not in UTF-8 are not found (1 here)' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('content', [
