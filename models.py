@@ -122,6 +122,7 @@ class DecoderWithRNN(nn.Module):
         self.vocab_size, self.encoder_dim = vocab_size, encoder_dim
 
         # TODO 1: DecoderWithRNN.__init__
+        # Read first: notes/1_one_word_at_a_time.ipynb
         # Make the layers, under exactly these names:
         #   self.embedding    nn.Embedding    word index             -> embed_dim
         #   self.init         nn.Linear       encoder_dim            -> embed_dim
@@ -157,6 +158,8 @@ class DecoderWithRNN(nn.Module):
         :return: predictions (batch_size, vocab_size) scores before softmax, new h, new c
         """
         # TODO 1: DecoderWithRNN.one_step
+        # Predict first: for 3 captions and a vocabulary of 10 words, which shape do the predictions have? Does each row
+        # sum to 1? (notes/1_one_word_at_a_time.ipynb, section 3)
         #   1. h, c = self.decode_step(input, (h, c))          2 x (batch_size, decoder_dim)
         #   2. predictions = fc(dropout(h))                    (batch_size, vocab_size)   no softmax: the loss has it
         #   3. return predictions, h, c
@@ -174,6 +177,8 @@ class DecoderWithRNN(nn.Module):
         """
         encoder_out = flatten_pixels(encoder_out)
         # TODO 2: DecoderWithRNN.forward
+        # Predict first: which word is read at t = 0, and which word is scored? How many steps does a caption of
+        # length 7 take? (notes/1_one_word_at_a_time.ipynb, section 3)
         #   1. flatten caption_lengths; sort the batch by caption length, longest first; reorder encoder_out and
         #      encoded_captions alike, so that at each step the captions still running are the first rows;
         #      keep sort_ind
@@ -214,6 +219,7 @@ class Attention(nn.Module):
     def __init__(self, encoder_dim, decoder_dim, attention_dim):
         super().__init__()
         # TODO 3: Attention.__init__
+        # Read first: notes/3_attention.ipynb and notes/4_mathematics_of_attention.ipynb
         # Make the layers, under exactly these names:
         #   self.encoder_att  nn.Linear  encoder_dim   -> attention_dim    for the pixels
         #   self.decoder_att  nn.Linear  decoder_dim   -> attention_dim    for the hidden state
@@ -230,6 +236,8 @@ class Attention(nn.Module):
         :return: weighted encoding z (batch_size, encoder_dim), alpha (batch_size, num_pixels)
         """
         # TODO 3: Attention.forward
+        # Predict first: what does each row of alpha sum to? What is alpha when all pixels have the same score?
+        # (notes/4_mathematics_of_attention.ipynb, sections 2 and 3)
         #   1. if keys is None: keys = encoder_att(encoder_out)    (batch_size, num_pixels, attention_dim)
         #   2. query = decoder_att(decoder_hidden)                 (batch_size, attention_dim)
         #   3. score of each pixel: e = att(relu(keys + query)), the query added to every pixel; drop the
@@ -300,6 +308,8 @@ class DecoderWithAttention(nn.Module):
             new h, new c
         """
         # TODO 4: DecoderWithAttention.one_step
+        # Predict first: how long is the vector that the LSTM reads? What does it see of the picture when beta is 0?
+        # (notes/4_mathematics_of_attention.ipynb, section 6)
         #   1. z, alpha = self.attention(encoder_out, h, keys)     z (batch_size, encoder_dim)
         #   2. gate: beta = sigmoid(f_beta(h)), with the old h     (batch_size, encoder_dim)   sec. 4.2.1
         #   3. LSTM step on [embeddings; beta * z] from (h, c)     2 x (batch_size, decoder_dim)
@@ -321,6 +331,8 @@ class DecoderWithAttention(nn.Module):
         """
         encoder_out = flatten_pixels(encoder_out)
         # TODO 5: DecoderWithAttention.forward
+        # Predict first: which h decides where to look at t = 0? What do the alphas of one word sum to, and what past a
+        # caption's end? (notes/4_mathematics_of_attention.ipynb, section 7)
         #   1. to 4. as in TODO 2: sort, decode lengths, embed, first states
         #   5. predictions = zeros                                 (batch_size, max(decode_lengths), vocab_size)
         #      alphas = zeros                                      (batch_size, max(decode_lengths), num_pixels)

@@ -10,7 +10,7 @@ from instructor.handout import PACKED_AT
 from utils import atomic_path
 
 HERE = Path(__file__).resolve().parent
-LEFT_OUT = ('tests/given/*', 'docs/*', 'docs/images/*', '*.ipynb', 'report/*', 'README.md')
+LEFT_OUT = ('tests/given/*', 'docs/*', 'docs/images/*', '*.ipynb', 'notes/*', 'report/*', 'README.md')
 
 
 def autograder():
