@@ -78,13 +78,13 @@ def decode(encoder, decoder, questions, steps, answers=None):
     :return: log-probabilities (steps, batch_size, letters); list of the attention weights of each step
     """
     outputs, hidden = encoder(questions)
-    letter = torch.full_like(questions[0], NUMBER[START])
+    letter = torch.full_like(questions[0], NUMBER[START])  # the first letter that is read
     log_probabilities, weights = [], []
     for t in range(steps):
-        scores, hidden, weight = decoder(letter, hidden, outputs)
-        log_probabilities.append(scores)
+        log_probability, hidden, weight = decoder(letter, hidden, outputs)
+        log_probabilities.append(log_probability)
         weights.append(weight)
-        letter = answers[t] if answers is not None else scores.argmax(dim=1)
+        letter = answers[t] if answers is not None else log_probability.argmax(dim=1)
     return torch.stack(log_probabilities), weights
 
 
@@ -93,14 +93,14 @@ def train(encoder, decoder, task, steps, max_length=12, seed=0):
     rng = random.Random(seed)
     parameters = [*encoder.parameters(), *decoder.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=0.005)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)  # the learning rate falls to 0
     for _ in range(steps):
         questions, answers = batch(task, 64, rng.randint(1, max_length), rng)
         log_probabilities, _ = decode(encoder, decoder, questions, len(answers), answers)
         loss = F.nll_loss(log_probabilities.flatten(0, 1), answers.flatten())
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
+        nn.utils.clip_grad_norm_(parameters, 1.0)  # a gradient that is too long is shortened
         optimizer.step()
         scheduler.step()
 

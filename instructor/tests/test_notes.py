@@ -14,7 +14,7 @@ NOTES = sorted((ROOT / 'notes').glob('*.ipynb'))
 PLAIN = [path.name for path in NOTES if not path.name.startswith('4_')]
 SHORTER = {'2_sequence_to_sequence.ipynb': dict(steps=20, date_steps=20),
            '3_attention.ipynb': dict(steps=20, date_steps=350)}
-FIGURES = {'1': 3, '2': 2, '3': 3, '4': 3, '5': 2, '6': 0}
+FIGURES = {'1': 3, '2': 3, '3': 3, '4': 3, '5': 2, '6': 0}
 
 
 @pytest.fixture(scope='module')
