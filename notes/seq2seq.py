@@ -122,7 +122,7 @@ def accuracy(encoder, decoder, task, length):
 def answer(encoder, decoder, question, steps):
     """:return: the answer to one question; attention weights (letters written, letters read), None without attention"""
     log_probabilities, weights = decode(encoder, decoder, to_tensor([question]), steps)
-    said = to_text(log_probabilities.argmax(dim=2)[:, 0])
+    written = to_text(log_probabilities.argmax(dim=2)[:, 0])
     if weights[0] is None:
-        return said, None
-    return said, torch.stack(weights)[:len(said), :, 0]
+        return written, None
+    return written, torch.stack(weights)[:len(written), :, 0]
