@@ -332,7 +332,7 @@ class DecoderWithAttention(nn.Module):
         encoder_out = flatten_pixels(encoder_out)
         # TODO 5: DecoderWithAttention.forward
         # Predict first: which h decides where to look at t = 0? What do the alphas of one word sum to, and what past a
-        # caption's end? (notes/4_mathematics_of_attention.ipynb, section 7)
+        # caption's end? (notes/4_mathematics_of_attention.ipynb, sections 1 and 7)
         #   1. to 4. as in TODO 2: sort, decode lengths, embed, first states
         #   5. predictions = zeros                                 (batch_size, max(decode_lengths), vocab_size)
         #      alphas = zeros                                      (batch_size, max(decode_lengths), num_pixels)

@@ -106,10 +106,10 @@ def train(encoder, decoder, task, steps, max_length=12, seed=0):
 
 
 @torch.no_grad()
-def right_letters(encoder, decoder, task, length, n=500):
-    """Whether each letter of ``n`` new answers is right, END included: (length + 1, n) bool. No teacher forcing."""
+def right_letters(encoder, decoder, task, length, teacher_forcing=False, n=500):
+    """Whether each letter of ``n`` new answers is right, END included: (length + 1, n) bool."""
     questions, answers = batch(task, n, length, random.Random(1))
-    log_probabilities, _ = decode(encoder, decoder, questions, len(answers))
+    log_probabilities, _ = decode(encoder, decoder, questions, len(answers), answers if teacher_forcing else None)
     return log_probabilities.argmax(dim=2) == answers
 
 
