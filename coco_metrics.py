@@ -1,27 +1,24 @@
 """The metrics of the COCO caption evaluation, by pycocoevalcap, and files that its official scorers read.
 
-An extra: ``pip install ".[metrics]"``. METEOR and SPICE run in Java; SPICE also fetches a parser of 400 MB the first
-time. What cannot be had is left out of the scores, and one line says why.
+An extra: ``pip install ".[metrics]"``. METEOR runs in Java. What cannot be had is left out of the scores, and one line
+says why. For SPICE, give the files of :func:`write_coco_files` to pycocoevalcap's ``COCOEvalCap``.
 """
 
 import json
 import re
 import shutil
-import subprocess
-import tempfile
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from utils import atomic_path
 
-NAMES = ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'METEOR', 'ROUGE-L', 'CIDEr', 'SPICE')
+NAMES = ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'METEOR', 'ROUGE-L', 'CIDEr')
 
 
-def coco_scores(references, captions, spice=False, say=print):
+def coco_scores(references, captions, say=print):
     """Score one caption per image. Captions are taken as they are split: no tokenizer comes in between.
 
     :param references: per image a list of reference captions, each a list of words
     :param captions: per image a list of words
-    :param spice: SPICE as well, to three decimals; it parses every caption and reference, which takes its time
     :param say: what is left out, and why, is said by this function
     :return: dict name -> score, 0 to 1 (CIDEr, which is CIDEr-D: 0 to 10), in the order of ``NAMES``
     :raises ValueError: not one caption per image, or an image without references
@@ -36,22 +33,20 @@ def coco_scores(references, captions, spice=False, say=print):
         from pycocoevalcap.cider.cider import Cider
         from pycocoevalcap.rouge.rouge import Rouge
     except ImportError:
-        say('METEOR, ROUGE-L, CIDEr and SPICE are left out: they come with pip install ".[metrics]"')
+        say('METEOR, ROUGE-L and CIDEr are left out: they come with pip install ".[metrics]"')
         return {}
     truth = {i: [on_one_line(words) for words in those] for i, those in enumerate(references)}
     found = {i: [on_one_line(words)] for i, words in enumerate(captions)}
     bleu, _ = Bleu(4).compute_score(truth, found, verbose=0)
     scores = {f'BLEU-{n}': bleu[n - 1] for n in (1, 2, 3, 4)}
     scores |= {'ROUGE-L': Rouge().compute_score(truth, found)[0], 'CIDEr': Cider().compute_score(truth, found)[0]}
-    in_java = dict(METEOR=_meteor, SPICE=_spice) if spice else dict(METEOR=_meteor)
-    for name, score in in_java.items():
-        if not shutil.which('java'):
-            say(f'{name} is left out: it runs in Java, which is not here')
-            continue
+    if not shutil.which('java'):
+        say('METEOR is left out: it runs in Java, which is not here')
+    else:
         try:
-            scores[name] = score(truth, found)
-        except Exception as error:  # its Java, its download, its temporary files: all in ways of their own
-            say(f'{name} is left out: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}')
+            scores['METEOR'] = _meteor(truth, found)
+        except Exception as error:  # its Java and its temporary files fail in ways of their own
+            say(f'METEOR is left out: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}')
     return {name: float(scores[name]) for name in NAMES if name in scores}
 
 
@@ -68,27 +63,6 @@ def _meteor(truth, found):
     finally:
         if meteor.lock.locked():  # it failed: its __del__ would wait for this lock for ever
             meteor.lock.release()
-
-
-def _spice(truth, found):
-    """SPICE's program as pycocoevalcap has it, but without its cache and its file of scores.
-
-    Both need what newer Javas refuse (seen with 17: the cache looks into private fields of Java's own classes, the file
-    is written by a JavaScript that Java no longer has). The mean is printed as well, which needs neither.
-    """
-    from pycocoevalcap.spice import spice
-    spice.get_stanford_models()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / 'captions.json'
-        path.write_text(json.dumps([dict(image_id=i, test=found[i][0], refs=truth[i]) for i in truth]))
-        run = subprocess.run(['java', '-Xmx8G', '-Duser.language=en', '-jar', spice.SPICE_JAR, str(path)],
-                             cwd=Path(spice.__file__).parent, capture_output=True, text=True)
-    score = re.search(r'f-score:\s*(\S+) \(SPICE metric\)', run.stdout)
-    if run.returncode or not score:
-        lines = [line.strip() for line in (run.stderr + run.stdout).splitlines()]
-        raise RuntimeError(next((line for line in lines if re.search('error:|exception', line, re.IGNORECASE)),
-                                f'java ended with {run.returncode}'))
-    return float(score[1])
 
 
 def image_ids(names):

@@ -40,10 +40,10 @@ from vocabulary import load_word_map
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
 OF_THE_DATA, OF_THE_WEIGHTS = ('data_folder', 'data_name'), ('encoder', 'encoder_weights', 'encoder_stride')
 OF_THE_ENCODER = (*OF_THE_DATA, *OF_THE_WEIGHTS, 'encoded_image_size')
-METRICS = ('METEOR', 'ROUGE-L', 'SPICE')  # of coco_metrics.py, beside BLEU and CIDEr-D
+METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
-def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), spice=False, shown=None):
+def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5), shown=None):
     """Train and test every run.
 
     :param runs: dict name -> settings of its own, beside ``cfg``. ``start_from`` may be the name of a run above: a
@@ -54,7 +54,6 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :param split: 'TEST', or 'VAL' while settings are being chosen
     :param output_folder: a folder per run and seed is made there; ``comparison.json`` and ``.md`` (``val_comparison.*``
         for VAL), and COCO's results and annotation files, too
-    :param spice: SPICE as well, see ``coco_metrics.coco_scores``
     :param shown: numbers of pictures of the split, if some are to be shown later on: that they are there is checked
     :return: list of dicts: name, seeds (list of dicts: history, begins (how many epochs of earlier phases are behind
         the weights that it starts from, and the last of these or None; not of ensembles), and what
@@ -62,7 +61,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :raises ValueError: settings that cannot be, or a run that no run above is called; before anything is trained
     :raises NotImplementedError: a run needs a TODO that is still open; likewise
     """
-    check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes, spice)
+    check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes)
     folder, device = Path(output_folder), cfg.get('device')
     encoders = check_runs(runs, cfg, folder, seeds, split)
     check_shown(shown, runs, cfg, folder, split)
@@ -73,7 +72,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         paths = [best_path(member, runs, cfg, folder, seed) for member in members for seed in seeds]
         if 'ensemble' in own:
             first = settings(members[0], runs, cfg, folder, seeds[0])
-            found.append(tested('Ensemble', paths, [], folder / directory(name), first, split, beam_sizes, spice))
+            found.append(tested('Ensemble', paths, [], folder / directory(name), first, split, beam_sizes))
         else:
             if 'distill' in own:
                 taught(paths, said_by(folder, members), device)
@@ -85,7 +84,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 begins = ends.get((own.get('start_from'), seed), (0, None))
                 ends[name, seed] = begins[0] + best_epoch(history)['epoch'], best_epoch(history)
                 found.append(dict(begins=begins) | tested(decoder_name(wanted), [best], history, best.parent, wanted,
-                                                          split, beam_sizes, spice))
+                                                          split, beam_sizes))
         results.append(dict(name=name, seeds=found))
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
@@ -104,12 +103,10 @@ def directory(name):
     return ''.join(c if c.isalnum() else '_' for c in name)
 
 
-def check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes, spice):
+def check_arguments(runs, cfg, output_folder, seeds, split, beam_sizes):
     """:raises ValueError: see :func:`compare`"""
     if split not in ('TEST', 'VAL'):
         raise ValueError(f"split is {split!r}; it must be 'TEST', or 'VAL' while you choose settings")
-    if type(spice) is not bool:
-        raise ValueError(f'spice is {spice!r}; it must be True or False')
     if not isinstance(cfg, dict):
         raise ValueError(f'cfg is {cfg!r}; it must be a dict of the settings that all runs share')
     if not isinstance(output_folder, (str, Path)) or Path(output_folder).exists() and not Path(output_folder).is_dir():
@@ -320,7 +317,7 @@ def other_than(state, cfg, encoder):
             *['encoder'] * (frozen and state['encoder_digest'] != encoder[1])]
 
 
-def tested(name, paths, history, folder, cfg, split, beam_sizes, spice):
+def tested(name, paths, history, folder, cfg, split, beam_sizes):
     """Test scores of a checkpoint, or of several together, kept in ``folder``.
 
     Those that are there are taken if they are of these very files.
@@ -328,7 +325,7 @@ def tested(name, paths, history, folder, cfg, split, beam_sizes, spice):
     :param name: of the decoder; 'Ensemble' loads ``paths`` as one
     :param cfg: settings of one of them, for its data and device
     """
-    wanted = dict(split=split, beam_sizes=list(beam_sizes), spice=spice,
+    wanted = dict(split=split, beam_sizes=list(beam_sizes),
                   code=code_digest('ensembles.Ensemble') if name == 'Ensemble' else None,  # of others it is in these:
                   data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                   checkpoints=[file_digest(path) for path in paths])
@@ -341,11 +338,11 @@ def tested(name, paths, history, folder, cfg, split, beam_sizes, spice):
         path.unlink(missing_ok=True)  # while those beside it are of another
         model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
         result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=wanted, history=history)
-    elif {*METRICS[:-1], *METRICS[-1:] * spice} <= result['scores'][0].keys():
+    elif {*METRICS} <= result['scores'][0].keys():
         return result
     captions = result['captions']
     for row, said in zip(result['scores'], result['said'], strict=True):
-        found = coco_scores([c['references'] for c in captions], said, spice,
+        found = coco_scores([c['references'] for c in captions], said,
                             say=print if row is result['scores'][0] else lambda _: None)  # what is missing is said once
         row.update({metric: found[metric] for metric in METRICS if metric in found})
     write_coco_files(folder / f'{split.lower()}_{name}_results.json', captions,

@@ -17,7 +17,7 @@ from instructor.assemble import ROOT, assemble
 from notebooks import run_notebook
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
-NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'beam_sizes', 'spice', 'output_folder', 'shown')
+NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'beam_sizes', 'output_folder', 'shown')
 
 
 def read_settings(path):

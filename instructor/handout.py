@@ -30,7 +30,7 @@ NAME = 'captioning'
 # Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
 FOR_THE_BONUS = ('extensions.py', 'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
                  'docs/images/adaptive.png', 'docs/images/looks.png')  # see instructor/bonus.py
-KEPT_BACK = ('tests/given/*', 'docs/mistakes.md', 'docs/grading.md', 'README.md', *FOR_THE_BONUS)
+KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'README.md', *FOR_THE_BONUS)
 # Given code with a TODO of the bonus task in it -> number of its first TODO.
 BONUS = {'extensions.py': 6, 'self_critical.py': 12, 'ensembles.py': 13, 'word_vectors.py': 14}
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip

@@ -1,17 +1,13 @@
-"""The table of mistakes against checks: ``python -m instructor.mistakes`` writes ``docs/mistakes.md``."""
+"""Print the known mistakes with the checks that catch them: ``python -m instructor.mistakes``."""
 
 import functools
 import tempfile
 
 from tqdm import tqdm
 
-from instructor.assemble import ROOT
 from instructor.expected import load, probes
 from instructor.judge import checking, judge
 from instructor.mistakes import correct_solutions, mistakes
-from utils import atomic_path
-
-TABLE = ROOT / 'docs' / 'mistakes.md'
 
 
 def caught_by(mistake, folder):
@@ -24,13 +20,11 @@ def caught_by(mistake, folder):
 def table(caught):
     """
     :param caught: (todo, name) of a mistake -> names of the checks that fail
-    :return: the page
+    :return: the text, in Markdown
     """
     lines = ['# Mistakes, and the checks that catch them', '',
-             f'Made by `python -m instructor.mistakes`. {len(mistakes())} mistakes, each caught by the checks of its '
-             'own TODO alone, with a',
-             f'message that names it (`instructor/tests/test_mistakes.py`); {len(correct_solutions())} right solutions '
-             'written in other ways get every point.', '']
+             f'{len(mistakes())} mistakes, each caught and named by the checks of its own TODO alone;',
+             f'{len(correct_solutions())} right solutions written in other ways get every point.', '']
     for todo, entry in checking.rubric().items():
         lines += [f'## TODO {todo}. {entry["title"]}', '', '| mistake | what it is | caught by |', '|:---|:---|:---|']
         for mistake in mistakes():
@@ -46,8 +40,7 @@ def table(caught):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         caught = {(m.todo, m.name): caught_by(m, folder) for m in tqdm(mistakes(), desc='mistakes', unit='mistake')}
-    with atomic_path(TABLE) as temporary:
-        temporary.write_text(table(caught), encoding='utf-8')
+    print(table(caught))
 
 
 if __name__ == '__main__':

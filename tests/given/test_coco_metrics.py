@@ -6,9 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
-from urllib.error import URLError
 
 import pytest
 
@@ -30,7 +28,7 @@ def test_published_figures(shared_data):
     scores = coco_scores([list(pair) for pair in zip(first, second, strict=True)], captions)
     names = [name for name in NAMES if name in expected and (name != 'METEOR' or shutil.which('java'))]
     assert {'BLEU-4', 'ROUGE-L', 'CIDEr'} <= set(names)
-    assert [name for name in scores if name != 'SPICE'] == names
+    assert list(scores) == names
     for name in names:
         assert scores[name] == pytest.approx(expected[name], abs=1e-6), name
 
@@ -75,129 +73,9 @@ def test_what_cannot_be_had_is_said(monkeypatch):
     pytest.importorskip('pycocoevalcap')
     said = []
     monkeypatch.setattr(shutil, 'which', lambda name: None)
-    scores = coco_scores(REFERENCES, CAPTIONS, spice=True, say=said.append)
+    scores = coco_scores(REFERENCES, CAPTIONS, say=said.append)
     assert list(scores) == ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'ROUGE-L', 'CIDEr']
-    assert said == [f'{name} is left out: it runs in Java, which is not here' for name in ('METEOR', 'SPICE')]
-
-
-PARSER = {  # in place of SPICE's parser, a download of 400 MB: every word is a noun, so an object of the scene
-    'ling.IndexedWord': """public class IndexedWord {
-        String word;
-        public IndexedWord(String word) { this.word = word; }
-        public String lemma() { return word; }
-        public String value() { return word; }
-        public int index() { return 0; } }""",
-    'ling.CoreAnnotations': 'public class CoreAnnotations { public static class SentencesAnnotation { } }',
-    'util.CoreMap': 'public interface CoreMap { Object get(Class key); }',
-    'util.MapFactory': 'public class MapFactory { public static MapFactory hashMapFactory() { return null; } }',
-    'graph.DirectedMultiGraph': """public class DirectedMultiGraph<V, E> {
-        java.util.Set<V> vertices = new java.util.LinkedHashSet<>();
-        public DirectedMultiGraph(edu.stanford.nlp.util.MapFactory a, edu.stanford.nlp.util.MapFactory b) { }
-        public void add(V source, V target, E edge) { }
-        public boolean addVertex(V vertex) { return vertices.add(vertex); }
-        public java.util.List<E> getAllEdges() { return new java.util.ArrayList<>(); }
-        public java.util.Set<V> getAllVertices() { return vertices; } }""",
-    'pipeline.Annotation': """public class Annotation implements edu.stanford.nlp.util.CoreMap {
-        String text;
-        public Annotation(String text) { this.text = text; }
-        public Object get(Class key) {
-            if (key == edu.stanford.nlp.ling.CoreAnnotations.SentencesAnnotation.class)
-                return java.util.Collections.singletonList(this);
-            return new edu.stanford.nlp.semgraph.SemanticGraph(text.split(" ")); } }""",
-    'pipeline.StanfordCoreNLP': """public class StanfordCoreNLP {
-        public StanfordCoreNLP(java.util.Properties settings) { }
-        public void annotate(Iterable<Annotation> captions) { } }""",
-    'trees.GrammaticalRelation': 'public class GrammaticalRelation { }',
-    'trees.UniversalEnglishGrammaticalRelations': """public class UniversalEnglishGrammaticalRelations {
-        public static GrammaticalRelation CASE_MARKER, MULTI_WORD_EXPRESSION, NUMERIC_MODIFIER,
-            PHRASAL_VERB_PARTICLE; }""",
-    'scenegraph.SemanticGraphEnhancer': """public class SemanticGraphEnhancer {
-        public static edu.stanford.nlp.trees.GrammaticalRelation QMOD_RELATION;
-        public static void processQuanftificationModifiers(edu.stanford.nlp.semgraph.SemanticGraph graph) { }
-        public static void collapseCompounds(edu.stanford.nlp.semgraph.SemanticGraph graph) { }
-        public static void collapseParticles(edu.stanford.nlp.semgraph.SemanticGraph graph) { }
-        public static void resolvePronouns(edu.stanford.nlp.semgraph.SemanticGraph graph) { } }""",
-    'semgraph.SemanticGraph': """public class SemanticGraph {
-        public String[] words;
-        public SemanticGraph(String[] words) { this.words = words; } }""",
-    'semgraph.SemanticGraphCoreAnnotations': """public class SemanticGraphCoreAnnotations {
-        public static class CollapsedCCProcessedDependenciesAnnotation { } }""",
-    'semgraph.semgrex.SemgrexPattern': """public class SemgrexPattern {
-        String pattern;
-        public static SemgrexPattern compile(String pattern) {
-            SemgrexPattern made = new SemgrexPattern();
-            made.pattern = pattern;
-            return made; }
-        public SemgrexMatcher matcher(edu.stanford.nlp.semgraph.SemanticGraph graph) {
-            return new SemgrexMatcher(pattern.equals("{tag:/NNP?S?/}=word") ? graph.words : new String[0]); } }""",
-    'semgraph.semgrex.SemgrexMatcher': """public class SemgrexMatcher {
-        String[] words;
-        int at = -1;
-        SemgrexMatcher(String[] words) { this.words = words; }
-        public boolean find() { return ++at < words.length; }
-        public boolean findNextMatchingNode() { return find(); }
-        public edu.stanford.nlp.ling.IndexedWord getNode(String name) {
-            return new edu.stanford.nlp.ling.IndexedWord(words[at]); }
-        public String getRelnString(String name) { return ""; } }""",
-}
-
-
-@pytest.fixture
-def spice(monkeypatch):
-    """SPICE without METEOR, and without its download."""
-    spice = pytest.importorskip('pycocoevalcap.spice.spice')
-    monkeypatch.setattr(shutil, 'which', lambda name: name)
-    monkeypatch.setattr(coco_metrics, '_meteor', lambda *_: 0.0)
-    monkeypatch.setattr(spice, 'get_stanford_models', lambda: None)
-    return spice
-
-
-@pytest.mark.skipif(not shutil.which('javac'), reason='needs a Java that compiles')
-def test_spice(spice, monkeypatch, tmp_path):
-    """Its own program and synonyms, with another parser: twice the common objects over all of both, per picture."""
-    for name, source in PARSER.items():
-        folder, _, name = f'edu.stanford.nlp.{name}'.rpartition('.')
-        path = tmp_path / 'source' / folder.replace('.', '/') / f'{name}.java'
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'package {folder};\n{source}\n')
-    subprocess.run(['javac', '-nowarn', '-d', tmp_path / 'classes', *(tmp_path / 'source').rglob('*.java')], check=True)
-    shutil.copytree(Path(spice.__file__).parent, tmp_path / 'spice', ignore=shutil.ignore_patterns('stanford-*.jar'))
-    with zipfile.ZipFile(tmp_path / 'spice' / 'lib' / 'stanford-corenlp-3.6.0.jar', 'w') as jar:
-        for path in (tmp_path / 'classes').rglob('*.class'):
-            jar.write(path, path.relative_to(tmp_path / 'classes'))
-    monkeypatch.setattr(spice, '__file__', str(tmp_path / 'spice' / 'spice.py'))
-
-    references = [['red circle', 'small red square'], ['car'], ['caf\u00e9'], ['two dogs']]
-    captions = ['red circle', 'automobile', 'caf\u00e9', 'two cats']
-    said = []
-    scores = coco_scores([[words.split() for words in those] for those in references],
-                         [words.split() for words in captions], spice=True, say=said.append)
-    # 2 of 2 and of 4, a synonym, not ASCII, 1 of 2 and of 2
-    assert scores['SPICE'] == pytest.approx((2 / 3 + 1 + 1 + 1 / 2) / 4, abs=5e-4) and not said
-    assert list(scores)[-1] == 'SPICE'
-
-
-@pytest.mark.parametrize(('output', 'message'), [
-    ('Parsing\nException in thread "main" java.lang.OutOfMemoryError: Java heap space\n\tat edu.anu',
-     'Exception in thread "main" java.lang.OutOfMemoryError: Java heap space'),
-    ('Killed', 'java ended with 1')])
-def test_spice_that_fails_in_java(spice, monkeypatch, output, message):
-    said = []
-    monkeypatch.setattr(coco_metrics.subprocess, 'run',
-                        lambda command, **_: subprocess.CompletedProcess(command, 1, stdout='', stderr=output))
-    scores = coco_scores(REFERENCES, CAPTIONS, spice=True, say=said.append)
-    assert 'SPICE' not in scores and 'CIDEr' in scores
-    assert said == [f'SPICE is left out: RuntimeError: {message}']
-
-
-def test_spice_without_the_internet(spice, monkeypatch):
-    def download():
-        raise URLError('no internet')
-
-    said = []
-    monkeypatch.setattr(spice, 'get_stanford_models', download)
-    assert 'SPICE' not in coco_scores(REFERENCES, CAPTIONS, spice=True, say=said.append)
-    assert said == ['SPICE is left out: URLError: <urlopen error no internet>']
+    assert said == ['METEOR is left out: it runs in Java, which is not here']
 
 
 def test_without_the_package(monkeypatch):
@@ -210,7 +88,7 @@ def test_without_the_package(monkeypatch):
 
     monkeypatch.setattr(builtins, '__import__', missing)
     assert coco_scores(REFERENCES, CAPTIONS, say=said.append) == {}
-    assert said == ['METEOR, ROUGE-L, CIDEr and SPICE are left out: they come with pip install ".[metrics]"']
+    assert said == ['METEOR, ROUGE-L and CIDEr are left out: they come with pip install ".[metrics]"']
 
 
 def test_one_caption_per_image():

@@ -261,11 +261,9 @@ def test_other_questions_about_the_same_weights(cfg, tmp_path, capsys, monkeypat
     one, = compare({'a': {}}, cfg, tmp_path, beam_sizes=(1, 3))
     other, = compare({'a': {}}, cfg, tmp_path, beam_sizes=(1, 2))
     assert [[row['beam_size'] for row in result['seeds'][0]['scores']] for result in (one, other)] == [[1, 3], [1, 2]]
-    asked = []
-    monkeypatch.setattr(module, 'coco_scores', lambda references, captions, spice, say: asked.append(spice) or {
-        'METEOR': 0.5, 'ROUGE-L': 0.5, 'SPICE': 0.5})
-    found, = compare({'a': {}}, cfg, tmp_path, beam_sizes=(1, 2), spice=True)
-    assert asked == [True, True] and found['seeds'][0]['scores'][0]['SPICE'] == 0.5
+    monkeypatch.setattr(module, 'coco_scores', lambda references, captions, say: {'METEOR': 0.5, 'ROUGE-L': 0.5})
+    found, = compare({'a': {}}, cfg, tmp_path, beam_sizes=(2, 4))
+    assert [row['METEOR'] for row in found['seeds'][0]['scores']] == [0.5, 0.5]
     assert trained_anew(capsys) == 0
 
 
@@ -348,7 +346,6 @@ def test_what_is_still_to_be_written_is_said_first(cfg, tmp_path, monkeypatch):
     (dict(cfg=None), 'cfg is None; it must be a dict'), (dict(cfg=['a']), r"cfg is \['a'\]; it must be a dict"),
     (dict(output_folder=None), "output_folder is 'None'; it must be a folder"),
     (dict(output_folder=__file__), 'test_compare.py.; it must be a folder'),
-    (dict(spice='no'), "spice is 'no'; it must be True or False"),
     *[(dict(shown=shown), r'shown is .*; it must be a list of whole numbers from 0 to 5: the split has 6 pictures')
       for shown in (3, [], [1.0], [6], [-1], 'a', [True])],
     (dict(split='val'), "split is 'val'; it must be 'TEST'"),
