@@ -12,7 +12,8 @@ and restval), VAL and TEST:
 - ``TRAIN_CAPLENS_{base}.json``: N * k lengths, words + 2;
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
-A run that was stopped or killed goes on where it was; a run whose ten files are there does nothing.
+A run that was stopped or killed keeps the splits whose images were all decoded; a run whose ten files are there does
+nothing.
 """
 
 import argparse
@@ -33,7 +34,7 @@ import threading
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -51,9 +52,8 @@ from vocabulary import build_word_map, encode_caption
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 2
-CHECKPOINT_ROWS = 2000  # a kill costs at most so many decoded images
 AT_ONCE = 8  # images that a decoding process is given at once
-IN_FLIGHT = 8  # such tasks per process, so that none waits while the main process syncs a file
+IN_FLIGHT = 8  # such tasks per process, so that none waits
 
 
 class InputFilesError(ValueError):
@@ -210,9 +210,8 @@ def start_worker():
 def decode_all(tasks, workers):
     """Do ``decode_rows`` with every task's arguments; yield what it returns, image by image, in order."""
     if workers == 1:
-        for paths, size, part, offset in tasks:  # one by one, so that a stop loses none
-            for number, path in enumerate(paths):
-                yield from decode_rows([path], size, part, offset + number * 3 * size * size)
+        for task in tasks:
+            yield from decode_rows(*task)
         return
     # spawn: the start method that every system has and that is safe beside torch's and notebooks' threads
     pool = ProcessPoolExecutor(min(workers, 61), multiprocessing.get_context("spawn"), start_worker)
@@ -248,8 +247,8 @@ def read_stamp(path):
 class SplitFile:
     """One split's HDF5 file in the making.
 
-    ``.part`` has its full size and all its strings from the start; then rows are written (see ``row_file.py``).
-    ``.progress`` says how many rows are safely on the disk. The complete file is called ``.ready``.
+    ``.part`` has its full size and all its strings from the start; then rows are written (see ``row_file.py``). The
+    complete file is called ``.ready``.
 
     :param path: final name
     :param pictures: usable pictures of the split, one row each
@@ -259,17 +258,11 @@ class SplitFile:
         self.path, self.pictures, self.fingerprint = path, pictures, fingerprint
         self.captions_per_image, self.shape = captions_per_image, (3, image_size, image_size)
         self.row_bytes = 3 * image_size * image_size
-        self.work_files = [with_ending(path, ending) for ending in (".part", ".progress", ".new", ".ready")]
-        self.part, self.progress, self.new, self.ready = self.work_files
-        self.seen, self.bad = 0, []  # pictures handled so far; [index, reason] of those not decodable
-        with suppress(OSError, ValueError):
-            progress = json.loads(self.progress.read_text())
-            if progress["fingerprint"] == fingerprint == read_stamp(self.part)[0]:
-                self.seen, self.bad = progress["seen"], progress["bad"]
+        self.work_files = [with_ending(path, ending) for ending in (".part", ".new", ".ready")]
+        self.part, self.new, self.ready = self.work_files
         stamps = dict([read_stamp(self.ready), read_stamp(path)])
         self.finished = fingerprint in stamps
-        if self.finished:
-            self.seen, self.bad = len(pictures), stamps[fingerprint]
+        self.bad = stamps.get(fingerprint, [])  # [index, reason] of pictures that cannot be decoded
 
     @property
     def kept(self):
@@ -292,42 +285,16 @@ class SplitFile:
         row_file.create(path, "images", (len(pictures), *self.shape), "uint8", attributes, strings)
 
     def tasks(self, image_folder):
-        """Make the file if need be; :return: arguments of ``decode_rows`` for what is still missing"""
-        if self.seen == 0:
-            self.create(self.part, self.pictures)
+        """Make the file; :return: arguments of ``decode_rows`` for its rows"""
+        self.create(self.part, self.pictures)
         begin, paths = first_row(self.part, "images"), [os.path.join(image_folder, p.name) for p in self.pictures]
         return [(paths[i:i + AT_ONCE], self.shape[1], self.part, begin + i * self.row_bytes)
-                for i in range(self.seen, len(paths), AT_ONCE)]
-
-    @contextmanager
-    def writing(self):
-        """Within the block ``add`` may be called; a stop by Ctrl-C keeps every row written."""
-        with open(self.part, "r+b") as self.rows:
-            try:
-                yield
-            except KeyboardInterrupt:
-                self.checkpoint()
-                raise
-            self.checkpoint()
-
-    def add(self, error):
-        """The next row has been written; or its image is bad, then it stays empty, and ``error`` is not None."""
-        if error is not None:
-            self.bad.append([self.seen, str(error).partition(self.pictures[self.seen].name + ": ")[2]])
-        self.seen += 1
-        if self.seen % CHECKPOINT_ROWS == 0:
-            self.checkpoint()
-
-    def checkpoint(self):
-        sync(self.rows)
-        bad = [pair for pair in self.bad if pair[0] < self.seen]  # Ctrl-C may come between the two
-        with open(self.new, "w") as file:
-            json.dump({"fingerprint": self.fingerprint, "seen": self.seen, "bad": bad}, file)
-            sync(file)
-        os.replace(self.new, self.progress)
+                for i in range(0, len(paths), AT_ONCE)]
 
     def finish(self):
         """Name the complete file ``.ready``; where images were left out, first copy it without their rows."""
+        with open(self.part, "r+b") as rows:
+            sync(rows)
         if self.bad:
             self.create(self.new, self.kept)
             bad = {index for index, _ in self.bad}
@@ -346,21 +313,21 @@ class SplitFile:
 def write_images(splits, image_folder, image_size, workers, skip_bad):
     """Decode all pictures not decoded yet, into the splits' ``.ready`` files."""
     unfinished = [split for split in splits if not split.finished]
-    done, total = sum(split.seen for split in splits), sum(len(split.pictures) for split in splits)
+    total = sum(len(split.pictures) for split in unfinished)
     if workers is None:  # for few images it is not worth starting processes
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        workers = min(cores, 16, 1 + (total - done) // 200)
+        workers = min(cores, 16, 1 + total // 200)
     tasks = [task for split in unfinished for task in split.tasks(image_folder)]
     with closing(decode_all(tasks, workers)) as errors, \
-            tqdm(total=total, initial=done, desc="decoding", unit="image") as bar:
+            tqdm(total=total, desc="decoding", unit="image") as bar:
         for split in unfinished:
-            with split.writing():
-                while split.seen < len(split.pictures):
-                    error = next(errors)
-                    if error is not None and not skip_bad:
-                        raise InputFilesError(f"{error}; replace it or use --skip-bad (skip_bad=True)")
-                    split.add(error)
-                    bar.update()
+            for index, picture in enumerate(split.pictures):
+                error = next(errors)
+                if error is not None and not skip_bad:
+                    raise InputFilesError(f"{error}; replace it or use --skip-bad (skip_bad=True)")
+                if error is not None:
+                    split.bad.append([index, str(error).partition(picture.name + ": ")[2]])
+                bar.update()
             split.finish()
 
 
@@ -426,7 +393,7 @@ def one_run_at_a_time(folder):
 
 def check_disk_space(folder, splits, text_bytes, skip_bad):
     """Compare what is still to be written with the free space."""
-    missing = [(len(split.pictures) - split.seen) * split.row_bytes for split in splits]
+    missing = [len(split.pictures) * split.row_bytes for split in splits if not split.finished]
     # leaving images out means one copy of that split's file
     copy = max(len(split.pictures) * split.row_bytes for split in splits) if skip_bad and any(missing) else 0
     needed, free = sum(missing) + copy + text_bytes, shutil.disk_usage(folder).free
@@ -454,14 +421,13 @@ def publish(splits, json_paths):
 
 @contextmanager
 def nothing_left_after_errors(folder, splits, json_paths):
-    """Remove unfinished files after an error; a kill, Ctrl-C and a lost process leave them to be resumed."""
+    """Remove unfinished files after an error; a kill, Ctrl-C and a lost process leave what is complete."""
     try:
         yield
     except BrokenProcessPool as error:
         raise InputFilesError(
             "a decoding process ended: either the memory is full, or the script lacks the line "
-            "if __name__ == '__main__': above its call. Images decoded so far are kept, run again to go on, "
-            "with workers=1 if need be") from error
+            "if __name__ == '__main__': above its call. Run it again, with workers=1 if need be") from error
     except (InputFilesError, OSError) as error:
         for split in splits:
             split.discard()
@@ -532,7 +498,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
             splits = open_splits()  # again, now that nobody else changes them
             with nothing_left_after_errors(folder, splits, json_paths):
                 for split in splits:
-                    if read_stamp(split.path)[0] == fingerprint or not (split.seen or split.finished):
+                    if read_stamp(split.path)[0] == fingerprint or not split.finished:
                         split.discard()  # what a run with other settings left
                 text_bytes = (2 * os.path.getsize(karpathy_json_path)
                               + 8 * len(usable) * captions_per_image * (max_len + 2))

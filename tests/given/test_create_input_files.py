@@ -512,7 +512,7 @@ def test_full_disk_while_writing(data, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cif.SplitFile, "add", full)
+    monkeypatch.setattr(cif.SplitFile, "finish", full)
     data.fails(tmp_path / "out", "out: writing failed .No space left on device")
 
 
@@ -640,25 +640,18 @@ def test_leftovers_of_other_settings_are_not_published(data, tmp_path, monkeypat
     part = next((tmp_path / "out").glob("TEST_IMAGES*")).rename(tmp_path / "part")  # and the same for .part
     with h5py.File(part, "r+") as file:
         file.attrs["fingerprint"] = "0" * 64
-    for end in (".part", ".progress"):
-        (tmp_path / "out" / ("TEST_IMAGES_toy_2_cap_per_img_1_min_word_freq.hdf5" + end)).write_bytes(
-            part.read_bytes() if end == ".part" else
-            json.dumps({"fingerprint": "0" * 64, "seen": 1, "bad": []}).encode())
+    (tmp_path / "out" / "TEST_IMAGES_toy_2_cap_per_img_1_min_word_freq.hdf5.part").write_bytes(part.read_bytes())
     data.run(tmp_path / "out")
     assert everything(tmp_path / "out") == everything(tmp_path / "fresh")
 
 
 def command(data, out, *options, prelude=""):
-    """Run as a subprocess; few rows per checkpoint, so that a resumed run has something to resume."""
-    code = (f"{prelude}\nimport sys, create_input_files as c\nc.CHECKPOINT_ROWS = 7\n"
+    """Run as a subprocess."""
+    code = (f"{prelude}\nimport sys, create_input_files as c\n"
             "if __name__ == '__main__':\n    sys.exit(c.main(sys.argv[1:]))")
     return [sys.executable, "-c", code, "--dataset", "toy", "--karpathy-json-path", str(data.json),
             "--image-folder", str(data.images), "--captions-per-image", "2", "--min-word-freq", "1",
             "--output-folder", str(out), *options]
-
-
-def progress_in(folder):
-    return {path.name: path.read_bytes() for path in folder.glob("*.progress")}
 
 
 def children_of(pid):
@@ -673,19 +666,24 @@ def children_of(pid):
     return found
 
 
+def ready_in(folder):
+    """Names of the splits that are complete."""
+    return {path.name for path in folder.glob("*.ready")}
+
+
 def test_killed_at_random_moments(tmp_path):
     data = make_data(tmp_path, 150)
     (data.images / "sub/50.png").write_bytes(b"no image")
     out, never_killed = tmp_path / "out", tmp_path / "never_killed"
     data.run(never_killed, image_size=256, skip_bad=True)
     slow = "import time, PIL.Image as i\nf = i.open\ni.open = lambda p: time.sleep(0.01) or f(p)"
-    rng, kills, resumed = random.Random(1), 0, 0
+    rng, kills, kept = random.Random(1), 0, set()
     for attempt in range(8):
-        before = progress_in(out)
         process = subprocess.Popen(command(data, out, "--skip-bad", "--workers", "1", prelude=slow), cwd=ROOT,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        while attempt and process.poll() is None and progress_in(out) == before:
-            time.sleep(0.01)  # the first kill may come as early as it likes, the others after some rows
+        # the first kills may come as early as they like, the others when one split more is complete
+        while attempt > 2 and process.poll() is None and ready_in(out) <= kept:
+            time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.2))
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -695,34 +693,36 @@ def test_killed_at_random_moments(tmp_path):
         names = everything(out)
         finals = [name for name in names if name.endswith((".json", ".hdf5"))]
         assert len(finals) in (0, 10)  # publishing itself takes a millisecond; it has a test of its own
-        resumed += bool(before)
-    assert kills >= 3 and resumed >= 1
+        assert ready_in(out) >= kept or finals
+        kept = ready_in(out)
+    assert kills >= 4
     data.run(out, image_size=256, skip_bad=True)
     assert everything(out) == everything(never_killed)
 
 
-def test_resume_decodes_only_what_is_missing(data, tmp_path, monkeypatch):
-    """Ctrl-C keeps every row; after a kill at most CHECKPOINT_ROWS are lost."""
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_a_run_after_a_stop_decodes_the_unfinished_splits_only(data, tmp_path, monkeypatch, stop):
     data.run(tmp_path / "fresh")
-    for stop, decoded_again in ((KeyboardInterrupt, 7), (SystemExit, 8)):
-        monkeypatch.setattr(cif, "CHECKPOINT_ROWS", 2)
-        loads, original = [], load_image
+    sizes = [sum(cif.SPLIT_OF[entry["split"]] == split for entry in data.entries) for split in cif.SPLITS]
+    loads, original = [], load_image
 
-        def stop_at_the_sixth(path, size, loads=loads, stop=stop, original=original):
-            loads.append(path)
-            if len(loads) == 6:
-                raise stop
-            return original(path, size)
+    def stop_in_the_second_split(path, size):
+        loads.append(path)
+        if len(loads) == sizes[0] + 1:
+            raise stop
+        return original(path, size)
 
-        out = tmp_path / stop.__name__
-        with monkeypatch.context() as patch:
-            patch.setattr(cif, "load_image", stop_at_the_sixth)
-            with pytest.raises(stop):
-                data.run(out)
-            assert not [n for n in everything(out) if n.endswith((".json", ".hdf5"))]
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(cif, "load_image", stop_in_the_second_split)
+        with pytest.raises(stop):
             data.run(out)
-        assert len(loads) == 6 + decoded_again
-        assert everything(out) == everything(tmp_path / "fresh")
+        assert not [n for n in everything(out) if n.endswith((".json", ".hdf5"))]
+        loads.clear()
+        sizes[0] = 10 ** 9  # no more stops
+        data.run(out)
+    assert len(loads) == sizes[1] + sizes[2]
+    assert everything(out) == everything(tmp_path / "fresh")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
