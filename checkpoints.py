@@ -25,6 +25,8 @@ from models import DecoderWithAttention, DecoderWithRNN, Encoder
 from own_code import edited, remember_sources
 from utils import atomic_path
 
+FORMAT = 2  # raise when checkpoints change: those of another format are refused
+
 
 @dataclass
 class CaptionModel:
@@ -144,7 +146,7 @@ def build_decoder(cfg, vocab_size, encoder_dim):
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
     wanted, own = parameters_of(kind), inspect.signature(kind).parameters
-    options = cfg.get('decoder_options') or {}
+    options = cfg['decoder_options']
     others = [p.name for p in wanted if p.name not in sizes]
     if foreign := set(options) - set(others):
         raise ValueError(f"decoder_options has {', '.join(map(repr, sorted(foreign)))}, but {kind.__name__} takes "
@@ -187,7 +189,7 @@ def save_checkpoint(paths, model, optimizers, progress):
     """
     keep_encoder = model.settings['fine_tune_encoder'] or model.tuned
     state = dict(
-        format=1, settings=model.settings, word_map=model.word_map, history=model.history, progress=progress,
+        format=FORMAT, settings=model.settings, word_map=model.word_map, history=model.history, progress=progress,
         decoder=model.decoder.state_dict(),
         encoder=model.encoder.stages.state_dict() if keep_encoder else None,
         encoder_digest=encoder_digest(model.encoder),
@@ -203,7 +205,7 @@ def read_checkpoint(path, device='cpu'):
     try:
         with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
             state = torch.load(path, map_location=device, weights_only=True)
-        if isinstance(state, dict) and state['format'] == 1:
+        if isinstance(state, dict) and state['format'] == FORMAT:
             return state
         reason = 'it has another format'
     except FileNotFoundError:

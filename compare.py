@@ -33,7 +33,7 @@ from evaluate import evaluate
 from features import encoder_digest
 from own_code import code_digest, open_todo
 from self_critical import surrogate_loss
-from solver import DEFAULTS, check_decoder, check_settings, made_of, some_captions, train
+from solver import check_decoder, check_settings, made_of, some_captions, train
 from utils import atomic_path, best_epoch
 from vocabulary import load_word_map
 
@@ -306,7 +306,7 @@ def trained(cfg, encoder):
 
 def other_than(state, cfg, encoder):
     """What of a training's checkpoint is not as it would be now: names of settings, files and the like."""
-    before, now = {**DEFAULTS, **state['settings']}, made_of(cfg)
+    before, now = dict(state['settings']), made_of(cfg)
     was = state['progress'].get('made_of')
     was = was if isinstance(was, dict) else {}
     frozen = state['encoder'] is None  # else its weights are in the checkpoint

@@ -614,7 +614,7 @@ def encode(model, images):
     """
     images = images.to(model.settings['device'], non_blocking=True)
     features = model.encoder(images) if images.dtype == torch.uint8 else model.encoder.resize(images.float())
-    share = model.settings.get('feature_dropout')  # unknown to checkpoints from before
+    share = model.settings['feature_dropout']
     if share and model.encoder.training:
         # neighbouring cells see nearly the same, so a channel goes from all of them (Tompson et al. 2015, 1411.4280)
         features = nn.functional.dropout2d(features.permute(0, 3, 1, 2), share).permute(0, 2, 3, 1)
@@ -704,7 +704,7 @@ def start_from(model, path):
         raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
                          'starts, was trained without: give the file to that training, or leave the setting out here')
     restore_model(model, state, path)
-    options = [settings.get('decoder_options') or {} for settings in (state['settings'], cfg)]
+    options = [settings['decoder_options'] for settings in (state['settings'], cfg)]
     if options[0] != options[1]:
         processes.say(f'{path} was trained with decoder_options={options[0]}; from here on they are {options[1]}.')
     processes.say(f'Starting from the weights of {path}: {greedy_scores(state["history"][-1])}.')
@@ -731,7 +731,7 @@ def resume(model, optimizers, path):
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state = read_checkpoint(path)
-    cfg, before = model.settings, {**DEFAULTS, **state['settings']}
+    cfg, before = model.settings, state['settings']
     if bool(cfg['self_critical']) != bool(before['self_critical']):
         raise ValueError(f"{path} was trained with self_critical={before['self_critical']!r}, and the settings say "
                          f"{cfg['self_critical']!r}: for a second training give it as start_from, not as checkpoint")
@@ -790,7 +790,7 @@ def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False
     if not cfg['cache_features'] or cfg['fine_tune_encoder']:
         return datasets
     wanted = [(split, mirror) for split in splits
-              for mirror in ([False, True] if cfg.get('flip') and split == 'TRAIN' else [False])]
+              for mirror in ([False, True] if cfg['flip'] and split == 'TRAIN' else [False])]
     paths = dict(zip(wanted, encode_splits(model.encoder, *names, wanted, cfg['device']), strict=True))
     for dataset in datasets:
         dataset.use_features(paths[dataset.split, False], paths.get((dataset.split, True)))

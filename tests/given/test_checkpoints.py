@@ -105,7 +105,7 @@ class Evil:
 
 @pytest.mark.parametrize('content', [
     pytest.param(b'', id='empty'), pytest.param(b'{"a": 1}', id='text'),
-    pytest.param(pickle.dumps({'format': 1}), id='pickle'), pytest.param(pickle.dumps(Evil()), id='code'),
+    pytest.param(pickle.dumps({'format': 2}), id='pickle'), pytest.param(pickle.dumps(Evil()), id='code'),
     pytest.param(None, id='cut')])
 def test_no_checkpoint(trained, tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_no_checkpoint(trained, tmp_path, monkeypatch, content):
     assert not (tmp_path / 'evil').exists()
 
 
-@pytest.mark.parametrize('state', [{'a': 1}, [1, 2], {'format': 2}, torch.zeros(3), {'model': {}}])
+@pytest.mark.parametrize('state', [{'a': 1}, [1, 2], {'format': 1}, torch.zeros(3), {'model': {}}])
 def test_files_of_others(tmp_path, state):
     torch.save(state, tmp_path / 'other.pth')
     with pytest.raises(ValueError, match='other.pth is not a checkpoint of this lab'):
