@@ -37,7 +37,7 @@ from solver import check_decoder, check_settings, made_of, some_captions, train
 from utils import atomic_path, best_epoch
 from vocabulary import load_word_map
 
-NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq', 'processes')
+NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq')
 OF_THE_DATA, OF_THE_WEIGHTS = ('data_folder', 'data_name'), ('encoder', 'encoder_weights', 'encoder_stride')
 OF_THE_ENCODER = (*OF_THE_DATA, *OF_THE_WEIGHTS, 'encoded_image_size')
 METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D

@@ -89,7 +89,6 @@ DEFAULTS = dict(
     bucket=False,                   # captions of like length in one batch
     bf16=None,                      # matrix products in half precision; None: where the device is made for it
     accumulate=1,                   # a step's gradient from so many parts of the batch, if memory is short
-    processes=1,                    # train in so many processes of this machine, one GPU each (processes.py)
     compile=False,                  # torch.compile the encoder, where it runs and that works
     lean=True,                      # the same formulas with fewer operations, where your forward agrees (lean.py)
     seed=0,
@@ -132,7 +131,7 @@ def check_settings(cfg):
             raise ValueError(f'setting {name!r} is {value!r}; it must be {wanted}')
 
     for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq', 'accumulate',
-                 'processes', 'samples'):
+                 'samples'):
         require(name, int, lambda v: v >= 1, 'a whole number of at least 1')
     if not cfg['attention'] and not cfg['decoder']:
         require('batch_size', int, lambda v: v >= 2, 'at least 2 (batch norm needs two captions)')
@@ -211,12 +210,9 @@ def train(cfg, encoder=None):
     :raises ValueError: settings or a checkpoint that cannot be
     :raises FloatingPointError: the loss is not a number any more
     :raises OSError: ``output_folder`` cannot be written
-    :raises processes.ProcessFailed: one of several processes failed or was killed
     """
     if not isinstance(cfg, dict):
         raise ValueError(f'cfg is {cfg!r}; it must be a dict of settings, see DEFAULTS in solver.py')
-    if cfg.get('processes', 1) != 1 and not processes.launched():
-        return train_in_processes(cfg, encoder)
     processes.take_own_gpu(cfg.get('device'))
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
     cfg['device'] = processes.connect(cfg['device'], use_bf16(cfg))
@@ -262,7 +258,7 @@ def train(cfg, encoder=None):
         progress['made_of'] = made_of(cfg)
     if cfg['lean']:
         use_lean(model, train_data)
-    processes.share_batch_norm(model.decoder)
+    model.decoder = processes.share_batch_norm(model.decoder)
     if cfg['embed_dropout']:
         model.decoder.embedding.register_forward_hook(
             lambda module, _, vectors: nn.functional.dropout(vectors, cfg['embed_dropout'], module.training))
@@ -323,6 +319,7 @@ def run_epochs(model, train_data, val_data, optimizers, progress):
 
         start = time.perf_counter()
         train_scores = train_epoch(model, train_data, optimizers, epoch, by_score)
+        processes.same_buffers(model.decoder)
         val_scores = validate(model, val_data)
         seconds = time.perf_counter() - start
         processes.say(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
@@ -346,29 +343,6 @@ def run_epochs(model, train_data, val_data, optimizers, progress):
             with atomic_path(history_path(cfg)) as temporary:
                 temporary.write_text(json.dumps(model.history, indent=1))
         processes.wait_for_all()
-
-
-def train_in_processes(cfg, encoder=None):
-    """:func:`train` in ``cfg['processes']`` processes; settings are checked before they start.
-
-    Nothing here may touch a GPU: processes that start from one which has could not use theirs.
-    """
-    checked = check_settings({**cfg, 'device': 'cpu'})
-    wanted = checked['processes']
-    gpus = torch.cuda.device_count()
-    if cfg.get('device') != 'cpu' and 0 < gpus < wanted:
-        raise ValueError(f"setting 'processes' is {wanted}, but this machine has {gpus} GPU{'s' * (gpus > 1)}: "
-                         "one process each, or device='cpu'")
-    latest, _ = checkpoint_paths(checked)
-    before = latest.stat().st_mtime_ns if latest.exists() else None
-    try:
-        processes.launch(train, cfg, encoder, processes=wanted)
-    except processes.ProcessFailed as error:
-        # one that was there before may be another training's
-        own = latest if latest.exists() and latest.stat().st_mtime_ns != before else cfg.get('checkpoint')
-        hint = f'; go on after the last epoch with checkpoint={str(own)!r}' if own and Path(own).exists() else ''
-        raise processes.ProcessFailed(f'{error}{hint}') from None
-    return json.loads(history_path(checked).read_text())
 
 
 def check_decoder(decoder, cfg):

@@ -42,7 +42,7 @@ def value_of(text):
 if __name__ == '__main__':
     try:
         train(read_settings(sys.argv[1:]))
-    except (ValueError, OSError, FloatingPointError, processes.ProcessFailed) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
         processes.disconnect()

@@ -2,20 +2,15 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from test_features import patches
-from torch import nn
 
-import processes
 import solver
 from checkpoints import checkpoint_paths, load_model, read_checkpoint
 from evaluate import caption_split
@@ -38,6 +33,15 @@ def run_script(count, text, arguments=()):
                           env={**os.environ, 'OMP_NUM_THREADS': '1'})
 
 
+def train_in(count, cfg):
+    """Train in several processes by torchrun, in one without; :return: the history"""
+    if count == 1:
+        return train(cfg)
+    run = run_script(count, 'train.py', [f'{name}={value}' for name, value in cfg.items()])
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(solver.history_path({**DEFAULTS, **cfg}).read_text())
+
+
 def weights(cfg):
     return read_checkpoint(checkpoint_paths({**DEFAULTS, **cfg})[0])['decoder']
 
@@ -56,14 +60,13 @@ def whole(cfg):
 
 @pytest.mark.parametrize(('count', 'settings'), [
     (2, dict(attention=True, grad_clip=1e-3)),  # of the sum of all gradients
-    (2, dict(attention=False)),  # batch norm sees the whole batch
     (4, dict(attention=True, by_picture=True, bucket=True)),
     (2, dict(attention=True, lean=False, accumulate=2)),
     (2, dict(attention=True, fine_tune_encoder=True, batch_size=60)),
-], ids=['attention', 'rnn', 'four', 'own_forward_in_parts', 'fine_tuned'])
+], ids=['attention', 'four', 'own_forward_in_parts', 'fine_tuned'])
 def test_the_same_curve_as_one_process_with_the_whole_batch(tiny_cfg, count, settings):
     cfg = {**tiny_cfg, **settings, 'dropout': 0.0}
-    history = train({**cfg, 'processes': count})
+    history = train_in(count, cfg)
     expected = whole({**cfg, 'accumulate': 1})
     assert_alike(history, expected)
     one = weights({**cfg, 'output_folder': cfg['output_folder'] + '_whole'})
@@ -78,176 +81,75 @@ def test_parts_of_a_batch_add_up_to_the_whole(tiny_cfg):
     assert_alike(train({**cfg, 'accumulate': 3}), whole(cfg))
 
 
-def test_with_dropout_each_process_drops_others_and_training_is_repeatable(tiny_cfg):
-    cfg = {**tiny_cfg, 'epochs': 3, 'processes': 2}
-    straight = train(cfg)
+def test_with_dropout_training_is_repeatable_and_resumes(tiny_cfg):
+    cfg = {**tiny_cfg, 'epochs': 3}
+    straight = train_in(2, cfg)
     stopped = {**cfg, 'output_folder': cfg['output_folder'] + '_stopped'}
-    train({**stopped, 'epochs': 2})
+    train_in(2, {**stopped, 'epochs': 2})
     latest, _ = checkpoint_paths({**DEFAULTS, **stopped})
-    resumed = train({**stopped, 'checkpoint': str(latest)})
+    resumed = train_in(2, {**stopped, 'checkpoint': str(latest)})
     for epoch, again in zip(straight, resumed, strict=True):
         assert {**epoch, 'seconds': 0} == {**again, 'seconds': 0}
     for name, value in weights(cfg).items():
         assert torch.equal(value, weights(stopped)[name])
 
 
-@pytest.mark.parametrize(('first', 'then'), [(2, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(('first', 'then'), [(2, 1), (1, 2)])
 def test_resume_with_another_number_of_processes(tiny_cfg, first, then):
     cfg = {**tiny_cfg, 'dropout': 0.0, 'epochs': 3}
-    train({**cfg, 'epochs': 2, 'processes': first})
+    train_in(first, {**cfg, 'epochs': 2})
     latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
-    history = train({**cfg, 'processes': then, 'checkpoint': str(latest)})
-    assert_alike(history, whole(cfg))
+    assert_alike(train_in(then, {**cfg, 'checkpoint': str(latest)}), whole(cfg))
 
 
-def test_one_process_writes_checkpoints(tiny_cfg, tmp_path, monkeypatch):
-    real, seen = solver.save_checkpoint, tmp_path / 'seen'
-    seen.touch()
-
-    def save(*args):
-        with seen.open('a') as file:
-            file.write(f'{processes.rank()}\n')
-        real(*args)
-
-    monkeypatch.setattr(solver, 'save_checkpoint', save)
-    train({**tiny_cfg, 'processes': 2})
-    assert seen.read_text() == '0\n' * tiny_cfg['epochs']
-
-
-def _patience(folder):
-    processes.connect('cpu')
-    group = torch.distributed.distributed_c10d._get_default_group()
-    (folder / f'{processes.rank()}').write_text(f'{group._timeout.total_seconds()}' if hasattr(
-        group, '_timeout') else f'{group._get_backend(torch.device("cpu")).options._timeout.total_seconds()}')
-
-
-def test_processes_wait_for_one_that_encodes_for_hours(tmp_path):
-    """Or that waits for another training's features; torch's own limit is half an hour."""
-    processes.launch(_patience, tmp_path, processes=2)
-    assert [(tmp_path / f'{rank}').read_text() for rank in (0, 1)] == [f'{processes.PATIENCE.total_seconds()}'] * 2
-
-
-def test_a_killed_process_ends_the_job_with_a_clear_message(tiny_cfg, monkeypatch):
-    real = solver.validate
-
-    def validate(*args):
-        if processes.rank() == 1 and read_epochs() == 1:  # before the other one can get through the second epoch
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args)
-
-    def read_epochs():
-        path = solver.history_path({**DEFAULTS, **tiny_cfg})
-        return len(json.loads(path.read_text())) if path.exists() else 0
-
-    monkeypatch.setattr(solver, 'validate', validate)
-    latest, _ = checkpoint_paths({**DEFAULTS, **tiny_cfg})
-    with pytest.raises(RuntimeError) as caught:
-        train({**tiny_cfg, 'processes': 2})
-    assert 'process 1 of 2 was ended by SIGKILL' in str(caught.value)
-    assert f"go on after the last epoch with checkpoint='{latest}'" in str(caught.value)
-    monkeypatch.undo()
-    assert [epoch['epoch'] for epoch in train({**tiny_cfg, 'processes': 2, 'checkpoint': str(latest)})] == [1, 2]
-
-
-def test_what_a_process_raises_is_said_once(tiny_cfg):
-    with pytest.raises(RuntimeError, match='process . of 2 failed: ValueError: there is no checkpoint nowhere'):
-        train({**tiny_cfg, 'processes': 2, 'checkpoint': 'nowhere'})
-
-
-LEFT_BEHIND = """
-import gc
-from torch.distributed import TCPStore
-import processes
-
-def train():
-    processes.connect('cpu')
-    gc.collect()
-
-gc.disable()
-left = [TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)]
-left.append(left)  # as in the traceback of a launch that failed: it ends only when garbage is collected
-del left
-processes.launch(train, processes=2)
-print('ended')
-"""
-
-
-def test_a_launch_after_one_that_failed_does_not_hang():
-    """A connection's server has a thread; freed in a fork, it waits for whatever thread has that place there."""
-    with subprocess.Popen([sys.executable, '-c', LEFT_BEHIND], cwd=FOLDER, stdout=subprocess.PIPE, text=True,
-                          start_new_session=True) as run:
-        try:
-            assert 'ended' in run.communicate(timeout=60)[0]
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
-
-
-def _together(folder):
-    processes.connect('cpu')
-    module = nn.BatchNorm1d(3)
-    with torch.no_grad():
-        for tensor in (*module.parameters(), *module.buffers()):
-            tensor.fill_(processes.rank() + 5)
-    processes.same_weights(module)
-    assert all((tensor == 5).all() for tensor in (*module.parameters(), *module.buffers()))
-    others = [p for p in psutil.Process(os.getppid()).children() if p.cmdline() == psutil.Process().cmdline()]
-    (folder / str(processes.rank())).write_text(str(len(others)))
-
-
-def test_all_processes_are_there_before_the_first_connects_and_signals_are_given_back(tmp_path, monkeypatch):
-    """A process that is forked while another connects can find a lock taken for ever."""
-    seen, real = [], processes.connect
-    monkeypatch.setattr(processes, 'connect', lambda device: (
-        seen.append(len(processes._forks(os.getppid()))), (tmp_path / f'seen{os.getpid()}').write_text(str(seen[0])),
-        real(device)))
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    processes.launch(_together, tmp_path, processes=4)
-    assert [int((tmp_path / str(rank)).read_text()) for rank in range(4)]
-    assert [path.read_text() for path in tmp_path.glob('seen*')] == ['4'] * 4
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def _interrupt(folder):
-    processes.connect('cpu')
-    if processes.rank() == 0:
-        os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(60)
-
-
-def test_an_interrupted_launch_ends_all_processes(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        processes.launch(_interrupt, tmp_path, processes=2)
-    assert not processes._forks(os.getpid())
-
-
-def test_the_hint_names_no_other_training(tiny_cfg, monkeypatch):
-    cfg = {**tiny_cfg, 'epochs': 1}
+def test_self_critical_training_in_two_processes(tiny_cfg):
+    cfg = {**tiny_cfg, 'decoder_lr': 2e-2, 'epochs': 7}
     train(cfg)
-    latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
-    real = solver.train_epoch
-
-    def killed(*args):
-        if processes.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args)
-
-    monkeypatch.setattr(solver, 'train_epoch', killed)
-    for changes, hint in (dict(seed=3), False), (dict(checkpoint=str(latest), epochs=2), True):
-        with pytest.raises(RuntimeError) as caught:
-            train({**cfg, **changes, 'processes': 2})
-        assert (f'checkpoint={str(latest)!r}' in str(caught.value)) == hint
+    best = checkpoint_paths({**DEFAULTS, **cfg})[1]
+    again = {**cfg, 'output_folder': cfg['output_folder'] + '_again', 'start_from': str(best), 'epochs': 1}
+    assert train_in(2, {**again, 'self_critical': 'mean', 'decoder_lr': 3e-3})[0]['train_loss'] < 0
 
 
-def test_settings_are_checked_before_anything_starts(tiny_cfg, monkeypatch):
-    monkeypatch.setattr(processes, 'launch', lambda *_, **__: 1 / 0)
-    with pytest.raises(ValueError, match="unknown setting 'batchsize'"):
-        train({**tiny_cfg, 'processes': 2, 'batchsize': 3})
-    with pytest.raises(ValueError, match="setting 'processes' is 0"):
-        train({**tiny_cfg, 'processes': 0})
-    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
-    with pytest.raises(ValueError, match="setting 'processes' is 2, but this machine has 1 GPU: one process each"):
-        train({**tiny_cfg, 'processes': 2, 'device': None})
+def test_batch_norm_of_the_plain_decoder_is_the_same_in_all_processes(tiny_cfg):
+    """On CPUs each process normalises its own rows; they all go on with the main one's statistics."""
+    cfg = {**tiny_cfg, 'attention': False}
+    script = f"""
+        import json, sys
+        sys.path.insert(0, {str(FOLDER)!r})
+        import processes, solver, torch
+        seen, real = [], solver.validate
+        def validate(model, dataset):
+            seen.append(processes.gather([model.decoder.bn.running_mean.tolist()]))
+            return real(model, dataset)
+        solver.validate = validate
+        solver.train({cfg!r})
+        if processes.rank() == 0:
+            print(json.dumps(seen))
+        processes.disconnect()
+    """
+    run = run_script(2, script)
+    assert run.returncode == 0, run.stderr[-3000:]
+    seen = json.loads(run.stdout.splitlines()[-1])
+    assert len(seen) == cfg['epochs'] and all(first == second != [0.0] * len(first) for first, second in seen)
+
+
+def test_a_killed_process_ends_the_job_and_the_checkpoint_is_whole(tiny_cfg):
+    script = f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(FOLDER)!r})
+        import processes, solver
+        real = solver.train_epoch
+        def train_epoch(model, dataset, optimizers, epoch, by_score=None):
+            if processes.rank() == 1 and epoch == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(model, dataset, optimizers, epoch, by_score)
+        solver.train_epoch = train_epoch
+        solver.train({tiny_cfg!r})
+    """
+    run = run_script(2, script)
+    assert run.returncode != 0 and 'SIGKILL' in run.stderr
+    latest, _ = checkpoint_paths({**DEFAULTS, **tiny_cfg})
+    assert [epoch['epoch'] for epoch in train_in(2, {**tiny_cfg, 'checkpoint': str(latest)})] == [1, 2]
 
 
 def test_train_and_evaluate_from_the_command_line(tiny_cfg):
@@ -279,7 +181,6 @@ def test_train_and_evaluate_from_the_command_line(tiny_cfg):
 def test_a_wrong_setting_on_the_command_line(tiny_cfg):
     for words, message in (('epochs', "'epochs' is no setting: write name=value"),
                            ('data_folder=nowhere', 'nowhere/WORDMAP_shapes'),
-                           ('data_folder=nowhere processes=2 device=cpu', ' of 2 failed: FileNotFoundError: nowhere'),
                            ('epohcs=3', "unknown setting 'epohcs'; did you mean 'epochs'")):
         run = subprocess.run([sys.executable, 'train.py', *words.split()], cwd=FOLDER, capture_output=True, text=True)
         assert run.returncode == 1 and message in run.stderr.splitlines()[-1], run.stderr
@@ -332,35 +233,3 @@ def test_features_in_shards_equal_those_of_one_process(tmp_path, tiny_data):
     assert path.read_bytes() == written
 
 
-def _normalise(rows, folder):
-    """In a process: batch norm over its share of the rows; what came out, and the gradients."""
-    processes.connect('cpu')
-    module = batch_norm()
-    processes.share_batch_norm(module)
-    assert type(module[0]) is processes.SharedBatchNorm1d
-    own = rows.tensor_split(processes.count())[processes.rank()].clone().requires_grad_()
-    out = module(own)
-    (out * out.detach().cos()).sum().backward()
-    processes.sum_gradients(list(module.parameters()))
-    found = processes.gather([(out.detach(), own.grad)])
-    if processes.rank() == 0:
-        torch.save([torch.cat(part) for part in zip(*found, strict=True)] + [module[0].weight.grad, module[0].bias.grad]
-                   + [module[0].running_mean, module[0].running_var], folder / 'found')
-
-
-def batch_norm():
-    module = nn.Sequential(nn.BatchNorm1d(3)).double()
-    with torch.no_grad():
-        module[0].weight.copy_(torch.tensor([0.5, 1.0, 2.0]))
-    return module
-
-
-def test_batch_norm_over_all_processes(tmp_path):
-    rows = torch.linspace(-1, 2, 21, dtype=torch.float64).sin().mul(7).cos().view(7, 3)
-    processes.launch(_normalise, rows, tmp_path, processes=3)  # shares of 3, 2 and 2 rows
-    module, x = batch_norm(), rows.clone().requires_grad_()
-    out = module(x)
-    (out * out.detach().cos()).sum().backward()
-    expected = [out, x.grad, module[0].weight.grad, module[0].bias.grad, module[0].running_mean, module[0].running_var]
-    for one, other in zip(torch.load(tmp_path / 'found'), expected, strict=True):
-        torch.testing.assert_close(one, other.detach(), rtol=1e-10, atol=1e-12)

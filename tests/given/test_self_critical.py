@@ -342,13 +342,6 @@ def test_gradients_in_half_precision(model, monkeypatch):
             assert torch.cosine_similarity(one.flatten(), other.flatten(), dim=0) > 0.98
 
 
-def test_two_processes_draw_for_different_pictures(trained, tmp_path):
-    cfg, start = trained
-    history = train({**cfg, 'start_from': start, 'self_critical': 'mean', 'decoder_lr': 3e-3, 'epochs': 1,
-                     'processes': 2, 'output_folder': str(tmp_path)})
-    assert history[0]['train_loss'] < 0
-
-
 def test_impossible_settings():
     for value in ('cider', True, 1):
         with pytest.raises(ValueError, match="setting 'self_critical' is"):

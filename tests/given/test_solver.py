@@ -69,7 +69,7 @@ def test_what_the_checkpoint_keeps_is_refused(name):
 
 @pytest.mark.parametrize(('name', 'value'), [
     *[(name, value) for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq',
-                                    'accumulate', 'processes')
+                                    'accumulate')
       for value in (0, -1, 2.0, True, '4', None)],
     *[(name, value) for name in ('workers', 'seed') for value in (-1, 0.5, False, None)],
     *[(name, value) for name in ('encoder_lr', 'decoder_lr') for value in (0, -1e-3, math.inf, math.nan, '1e-3')],
