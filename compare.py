@@ -338,7 +338,7 @@ def tested(name, paths, history, folder, cfg, split, beam_sizes):
         path.unlink(missing_ok=True)  # while those beside it are of another
         model = load_ensemble(paths, device) if name == 'Ensemble' else load_model(paths[0], device)
         result = evaluate(model, split, beam_sizes, history=history) | dict(made_of=wanted, history=history)
-    elif {*METRICS} <= result['scores'][0].keys():
+    elif set(METRICS) <= result['scores'][0].keys():
         return result
     captions = result['captions']
     for row, said in zip(result['scores'], result['said'], strict=True):

@@ -10,7 +10,6 @@ off, and equal within rounding where it is on.
 """
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -38,17 +37,6 @@ LEFT_OUT = ('seconds', 'train_seconds', 'captions', 'made_of')  # times, what ho
 ROUNDING = 2e-3  # relative; the fast path adds in another order, and three epochs of training let that grow
 
 
-def module(name):
-    """A module of the lab, wherever this state of the code has it."""
-    for place in (name, *(f'lab.{room}.{name}' for room in ('data', 'train', 'decode', 'more')), f'lab.{name}'):
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name not in (place, *(place.rsplit('.', k)[0] for k in (1, 2))):
-                raise
-    raise ModuleNotFoundError(name)
-
-
 def steady(value):
     """A result without what is another at each run."""
     if isinstance(value, dict):
@@ -60,32 +48,30 @@ def train_and_test():
     """Every run with the fast path off and on, in the present folder: histories, captions, BLEU."""
     import torch
 
+    from checkpoints import load_model
+    from compare import compare
     from create_input_files import create_input_files
+    from evaluate import evaluate
+    from shapes import generate_shapes
     from solver import train
 
     torch.set_num_threads(1)
-    module('shapes').generate_shapes('data/shapes', **PICTURES)
+    generate_shapes('data/shapes', **PICTURES)
     create_input_files('shapes', 'data/shapes/dataset_shapes.json', 'data/shapes', output_folder='data/shapes')
-    checkpoints, evaluate = module('checkpoints'), module('evaluate')
     found = {}
     for fast in (False, True):
         best = {}
         for name, own in RUNS.items():
-            cfg = {**SMALL, **own, fast_setting(): fast, 'output_folder': f'runs/{name}-{fast}'}
+            cfg = {**SMALL, **own, 'lean': fast, 'output_folder': f'runs/{name}-{fast}'}
             if 'start_from' in own:
                 cfg['start_from'] = str(best[own['start_from']])
             history = train(cfg)
             best[name] = next(Path(cfg['output_folder']).glob('BEST_*.pth.tar'))
-            result = evaluate.evaluate(checkpoints.load_model(best[name], 'cpu'), beam_sizes=(1, 3))
+            result = evaluate(load_model(best[name], 'cpu'), beam_sizes=(1, 3))
             found[f'{name}, fast path {"on" if fast else "off"}'] = steady(dict(history=history, test=result))
-    comparison = module('compare').compare(COMPARED, {**SMALL, fast_setting(): False, 'epochs': 2}, 'runs/compare',
-                                           beam_sizes=(1, 3))
+    comparison = compare(COMPARED, {**SMALL, 'lean': False, 'epochs': 2}, 'runs/compare', beam_sizes=(1, 3))
     found['comparison, fast path off'] = steady(comparison)
     return found
-
-
-def fast_setting():
-    return 'lean'
 
 
 def grades(seed='golden'):

@@ -94,7 +94,7 @@ def test_with_dropout_training_is_repeatable_and_resumes(tiny_cfg):
         assert torch.equal(value, weights(stopped)[name])
 
 
-@pytest.mark.parametrize(('first', 'then'), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(('first', 'then'), [(2, 1), (1, 2), (4, 2)])
 def test_resume_with_another_number_of_processes(tiny_cfg, first, then):
     cfg = {**tiny_cfg, 'dropout': 0.0, 'epochs': 3}
     train_in(first, {**cfg, 'epochs': 2})
@@ -108,6 +108,29 @@ def test_self_critical_training_in_two_processes(tiny_cfg):
     best = checkpoint_paths({**DEFAULTS, **cfg})[1]
     again = {**cfg, 'output_folder': cfg['output_folder'] + '_again', 'start_from': str(best), 'epochs': 1}
     assert train_in(2, {**again, 'self_critical': 'mean', 'decoder_lr': 3e-3})[0]['train_loss'] < 0
+
+
+def test_one_process_writes_checkpoints_and_the_others_wait_for_hours(tiny_cfg):
+    """Torch's own limit for those that wait is half an hour; encoding a large data set takes longer."""
+    script = f"""
+        import sys, torch
+        sys.path.insert(0, {str(FOLDER)!r})
+        import processes, solver
+        writers, real = [], solver.save_checkpoint
+        def save_checkpoint(*args):
+            writers.append(processes.rank())
+            real(*args)
+        solver.save_checkpoint = save_checkpoint
+        solver.train({tiny_cfg!r})
+        group = torch.distributed.distributed_c10d._get_default_group()
+        patience = group._get_backend(torch.device('cpu')).options._timeout
+        found = processes.gather([(writers, patience == processes.PATIENCE)])
+        processes.say(found)
+        processes.disconnect()
+    """
+    run = run_script(2, script)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.splitlines()[-1] == str([([0] * tiny_cfg['epochs'], True), ([], True)])
 
 
 def test_batch_norm_of_the_plain_decoder_is_the_same_in_all_processes(tiny_cfg):
