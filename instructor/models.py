@@ -263,7 +263,7 @@ class Attention(nn.Module):
         """
         # TODO 3: Attention.forward
         # Predict first: what does each row of alpha sum to? What is alpha when all pixels have the same score?
-        # (notes/4_mathematics_of_attention.ipynb, sections 2 and 3)
+        # (notes/4_mathematics_of_attention.ipynb, sections 1 and 3)
         #   1. if keys is None: keys = encoder_att(encoder_out)    (batch_size, num_pixels, attention_dim)
         #   2. query = decoder_att(decoder_hidden)                 (batch_size, attention_dim)
         #   3. score of each pixel: e = att(relu(keys + query)), the query added to every pixel; drop the
@@ -380,7 +380,7 @@ class DecoderWithAttention(nn.Module):
         encoder_out = flatten_pixels(encoder_out)
         # TODO 5: DecoderWithAttention.forward
         # Predict first: which h decides where to look at t = 0? What do the alphas of one word sum to, and what past a
-        # caption's end? (notes/4_mathematics_of_attention.ipynb, sections 1 and 7)
+        # caption's end? (notes/4_mathematics_of_attention.ipynb, sections 2 and 7)
         #   1. to 4. as in TODO 2: sort, decode lengths, embed, first states
         #   5. predictions = zeros                                 (batch_size, max(decode_lengths), vocab_size)
         #      alphas = zeros                                      (batch_size, max(decode_lengths), num_pixels)
