@@ -43,11 +43,11 @@ import h5py
 from tqdm import tqdm
 
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
-import row_file
-from images import ImageFileError, load_image
-from locks import locked
-from row_file import first_row, open_rows, sync
-from vocabulary import build_word_map, encode_caption
+from lab.data import row_file
+from lab.data.images import ImageFileError, load_image
+from lab.data.locks import locked
+from lab.data.row_file import first_row, open_rows, sync
+from lab.data.vocabulary import build_word_map, encode_caption
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")

@@ -10,8 +10,8 @@ import h5py
 import torch
 from torch.utils.data import Dataset
 
-import row_file
-from vocabulary import encode_caption
+from lab.data import row_file
+from lab.data.vocabulary import encode_caption
 
 
 class CaptionDataset(Dataset):

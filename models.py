@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from encoders import Backbone, load_backbone
+from lab.data.encoders import Backbone, load_backbone
 
 
 class Encoder(nn.Module):

@@ -17,32 +17,29 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-import batches
-import lean
-import processes
-import word_vectors
-from beam_search import greedy_search
-from checkpoints import (
+from datasets import content_digest
+from lab.data.locks import locked
+from lab.data.vocabulary import SPECIAL_TOKENS, load_word_map
+from lab.decode.beam_search import greedy_search
+from lab.decode.cider import CiderD
+from lab.decode.metrics import bleu
+from lab.more import word_vectors
+from lab.more.decoder import Decoder
+from lab.more.self_critical import BASELINES, SelfCritical
+from lab.train import batches, distributed, fast
+from lab.train.checkpoints import (
     build_model,
     checkpoint_paths,
     decoder_name,
-    decoder_path,
     file_digest,
     read_checkpoint,
     restore_model,
     restore_random_states,
     save_checkpoint,
 )
-from cider import CiderD
-from datasets import CaptionDataset, content_digest
-from features import encode_splits
-from features import hold as hold_features
-from locks import locked
-from metrics import bleu
-from own_code import code_digest, remember_sources
-from self_critical import BASELINES, SelfCritical
+from lab.train.inputs import caption_datasets, encode, half_precision, use_bf16
+from lab.train.source import code_digest
 from utils import AverageMeter, atomic_path, best_epoch, packed, seed_everything, topk_accuracy
-from vocabulary import SPECIAL_TOKENS, load_word_map
 
 # torch's own setting: on Linux it takes large tensors from large pages, which are the sooner there
 os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
@@ -53,7 +50,7 @@ DEFAULTS = dict(
     data_name='shapes_5_cap_per_img_5_min_word_freq',  # base name of these files
     # model
     attention=True,                 # DecoderWithAttention, or DecoderWithRNN
-    decoder=None,                   # another class in their place: 'extensions.CaptionNet', 'my_decoder.MyDecoder'
+    decoder=None,                   # another class in their place, such as 'my_decoder.MyDecoder'
     decoder_options={},             # what that class takes besides the sizes below, such as dict(heads=4)
     encoder='resnet101',            # backbone, see encoders.load_backbone
     encoder_weights='DEFAULT',      # trained weights, None for random ones, or a file
@@ -90,7 +87,7 @@ DEFAULTS = dict(
     bf16=None,                      # matrix products in half precision; None: where the device is made for it
     accumulate=1,                   # a step's gradient from so many parts of the batch, if memory is short
     compile=False,                  # torch.compile the encoder, where it runs and that works
-    lean=True,                      # the same formulas with fewer operations, where your forward agrees (lean.py)
+    lean=True,                      # the same formulas with fewer operations, where your forward agrees (fast.py)
     seed=0,
     # files and output
     output_folder='runs',           # checkpoints and history go here
@@ -105,7 +102,6 @@ DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better greedy BL
 CALLED_OTHERWISE = dict(lr='decoder_lr', learning_rate='decoder_lr', hidden_size='decoder_dim',
                         hidden_dim='decoder_dim', num_workers='workers', lambda_='alpha_c')
 KEPT_IN_CHECKPOINT = ('start_epoch', 'epochs_since_improvement', 'best_bleu4', 'best_score')
-remember_sources()
 
 
 def check_settings(cfg):
@@ -213,9 +209,9 @@ def train(cfg, encoder=None):
     """
     if not isinstance(cfg, dict):
         raise ValueError(f'cfg is {cfg!r}; it must be a dict of settings, see DEFAULTS in solver.py')
-    processes.take_own_gpu(cfg.get('device'))
+    distributed.take_own_gpu(cfg.get('device'))
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
-    cfg['device'] = processes.connect(cfg['device'], use_bf16(cfg))
+    cfg['device'] = distributed.connect(cfg['device'], use_bf16(cfg))
     seed_everything(cfg['seed'])
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
@@ -225,17 +221,17 @@ def train(cfg, encoder=None):
     if cfg['start_from']:
         progress['began'] = start_from(model, cfg['start_from'])  # to hold this training's best epoch against
     elif cfg['fine_tune_encoder'] and not cfg['checkpoint']:
-        processes.say('The encoder is trained beside a decoder that knows nothing yet: better train with it frozen '
-                      'first, and go on from the best checkpoint (start_from).')
+        distributed.say('The encoder is trained beside a decoder that knows nothing yet: better train with it frozen '
+                        'first, and go on from the best checkpoint (start_from).')
     if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
         found = word_vectors.load(model.decoder.embedding, cfg['word_vectors'], word_map)
         words = len(word_map.keys() - SPECIAL_TOKENS)
-        processes.say(f"{cfg['word_vectors']} has {found} of the {words} words; the other {words - found} start at "
-                      'random.')
+        distributed.say(f"{cfg['word_vectors']} has {found} of the {words} words; the other {words - found} start at "
+                        'random.')
     if not cfg['tune_word_vectors']:
         model.decoder.embedding.requires_grad_(False)
     for module in (model.encoder, model.decoder):
-        processes.same_weights(module)
+        distributed.same_weights(module)
     fused = torch.device(cfg['device']).type in ('cpu', 'cuda')  # one kernel for all parameters
     decoder_weights = [p for p in model.decoder.parameters() if p.requires_grad]
     optimizers = {'decoder': torch.optim.AdamW(decoder_weights, lr=cfg['decoder_lr'], fused=fused,
@@ -248,7 +244,7 @@ def train(cfg, encoder=None):
         progress = resume(model, optimizers, cfg['checkpoint'])
     if cfg['compile']:
         compile_encoder(model.encoder)
-    train_data, val_data = caption_datasets(model, ['TRAIN', 'VAL'], hold=cfg['hold_features'])
+    train_data, val_data = caption_datasets(model, ['TRAIN', 'VAL'], in_memory=cfg['hold_features'])
     if len(train_data) == 1 and has_batch_norm(model.decoder):
         raise ValueError(f'{train_data.images_path} has a single caption: that is too little, '
                          f'{type(model.decoder).__name__} has a batch norm, which needs two')
@@ -258,17 +254,17 @@ def train(cfg, encoder=None):
         progress['made_of'] = made_of(cfg)
     if cfg['lean']:
         use_lean(model, train_data)
-    model.decoder = processes.share_batch_norm(model.decoder)
+    model.decoder = distributed.share_batch_norm(model.decoder)
     if cfg['embed_dropout']:
         model.decoder.embedding.register_forward_hook(
             lambda module, _, vectors: nn.functional.dropout(vectors, cfg['embed_dropout'], module.training))
     if progress['epoch'] >= cfg['epochs']:
-        processes.say(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
+        distributed.say(f"{cfg['checkpoint']} has trained {progress['epoch']} epochs already: raise epochs to go on.")
     with only_one(checkpoint_paths(cfg)[1]):
         run_epochs(model, train_data, val_data, optimizers, progress)
     if 'began' in progress and model.history:
         after = greedy_scores(best_epoch(model.history))
-        processes.say(f"Before: {greedy_scores(progress['began'])}.\nAfter:  {after}.")
+        distributed.say(f"Before: {greedy_scores(progress['began'])}.\nAfter:  {after}.")
     return model.history
 
 
@@ -283,7 +279,7 @@ def only_one(best):
                          'output_folder')
 
     with ExitStack() as held:
-        if processes.rank() == 0:
+        if distributed.rank() == 0:
             try:
                 best.parent.mkdir(parents=True, exist_ok=True)
                 held.enter_context(locked(best.with_name(f'.{best.name}.lock'), refuse))
@@ -309,23 +305,23 @@ def run_epochs(model, train_data, val_data, optimizers, progress):
     for epoch in range(progress['epoch'] + 1, cfg['epochs'] + 1):
         idle = progress['epochs_since_improvement']
         if idle >= STOP_AFTER:
-            processes.say(f'No better {aim} for {STOP_AFTER} epochs: stop.')
+            distributed.say(f'No better {aim} for {STOP_AFTER} epochs: stop.')
             break
         if idle > 0 and idle % DECAY_AFTER == 0 and not cfg['cosine']:
             for optimizer in optimizers.values():
                 for group in optimizer.param_groups:
                     group['lr'] *= DECAY
-            processes.say(f"No better {aim} for {idle} epochs: learning rate {group['lr']:.2e}.")
+            distributed.say(f"No better {aim} for {idle} epochs: learning rate {group['lr']:.2e}.")
 
         start = time.perf_counter()
         train_scores = train_epoch(model, train_data, optimizers, epoch, by_score)
-        processes.same_buffers(model.decoder)
+        distributed.same_buffers(model.decoder)
         val_scores = validate(model, val_data)
         seconds = time.perf_counter() - start
-        processes.say(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
-                      f"BLEU-4 - {val_scores['bleu4']:.3f}")
-        processes.say(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}, CIDER - "
-                      f"{val_scores['greedy_cider']:.3f}   ({seconds:.0f} s)")
+        distributed.say(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
+                        f"BLEU-4 - {val_scores['bleu4']:.3f}")
+        distributed.say(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}, CIDER - "
+                        f"{val_scores['greedy_cider']:.3f}   ({seconds:.0f} s)")
 
         score = val_scores['greedy_cider' if cfg['self_critical'] else 'greedy_bleu4']
         model.history.append(dict(
@@ -335,14 +331,14 @@ def run_epochs(model, train_data, val_data, optimizers, progress):
         improved = best_epoch(model.history) is model.history[-1]
         progress |= dict(epoch=epoch, best_score=max(score, progress['best_score']),
                          epochs_since_improvement=0 if improved else idle + 1)
-        if processes.rank() == 0:
+        if distributed.rank() == 0:
             if not tidy:
                 set_aside(cfg)
                 tidy = True
             save_checkpoint([best, latest] if improved else [latest], model, optimizers, progress)
             with atomic_path(history_path(cfg)) as temporary:
                 temporary.write_text(json.dumps(model.history, indent=1))
-        processes.wait_for_all()
+        distributed.wait_for_all()
 
 
 def check_decoder(decoder, cfg):
@@ -358,10 +354,10 @@ def check_decoder(decoder, cfg):
     if cfg['batch_size'] < 2 and has_batch_norm(decoder):
         raise ValueError(f"setting 'batch_size' is 1; it must be at least 2: {kind.__name__} has a batch norm, which "
                          'needs two captions')
-    if of_epochs(cfg['teacher_forcing']) != (1, 1) and not hasattr(kind, 'teacher_forcing'):
+    if of_epochs(cfg['teacher_forcing']) != (1, 1) and not isinstance(decoder, Decoder):
         raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
                          'the true words: leave it at 1.0, or take a decoder that has scheduled sampling, as '
-                         'extensions.DecoderWithBahdanauAttention')
+                         'lab.more.bahdanau.DecoderWithBahdanauAttention')
     asks = [name for name in ('embed_dropout', 'word_vectors', 'tune_word_vectors') if cfg[name] != DEFAULTS[name]]
     if asks and not isinstance(getattr(decoder, 'embedding', None), nn.Embedding):
         raise ValueError(f'setting {asks[0]!r} is {cfg[asks[0]]!r}, but {kind.__name__} has no nn.Embedding under the '
@@ -373,7 +369,7 @@ def has_batch_norm(module):
 
 
 def use_lean(model, dataset):
-    """Train by ``lean.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions.
+    """Train by ``fast.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions.
 
     Decoders of other files are trained as they are.
     """
@@ -383,12 +379,12 @@ def use_lean(model, dataset):
     with torch.no_grad():
         encoder_out = encode(model, few.images)
     device = encoder_out.device
-    objection = lean.objection(model.decoder, encoder_out[few.image_of.to(device)], few.captions.to(device),
+    objection = fast.objection(model.decoder, encoder_out[few.image_of.to(device)], few.captions.to(device),
                                few.caplens.unsqueeze(1).to(device))
-    model.lean = all(processes.gather([objection is None]))
+    model.lean = all(distributed.gather([objection is None]))
     if not model.lean:
-        processes.say(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster '
-                      f'one of lean.py ({objection}).')
+        distributed.say(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster '
+                        f'one of fast.py ({objection}).')
 
 
 def few_captions(dataset):
@@ -419,7 +415,7 @@ def compile_encoder(encoder):
             return compiled(images)
         except Exception as error:  # what can go wrong differs from system to system
             encoder.native_grid = plain
-            processes.say(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
+            distributed.say(f'torch.compile does not work here, training goes on without it ({type(error).__name__}).')
             return plain(images)
 
     encoder.native_grid = native_grid
@@ -437,24 +433,25 @@ def train_epoch(model, dataset, optimizers, epoch, by_score=None):
     model.decoder.train()
     # the order depends on seed and epoch alone, so a resumed training sees the same batches
     generator = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
-    if processes.rank() > 0:  # dropout of its own; the main process goes on with its random states
-        seed_everything(((cfg['seed'] * 100_003 + epoch) * 1009 + processes.rank()) % 2 ** 32)
+    if distributed.rank() > 0:  # dropout of its own; the main process goes on with its random states
+        seed_everything(((cfg['seed'] * 100_003 + epoch) * 1009 + distributed.rank()) % 2 ** 32)
     by_picture = cfg['by_picture']
     if by_picture is None:
         by_picture = dataset.key == 'images' or bool(cfg['self_critical'])
-    order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], processes.count())
+    order = batches.shuffled(dataset, cfg['batch_size'], generator, by_picture, cfg['bucket'], distributed.count())
     flip = batches.mirrored(dataset, model.word_map, generator, bool(cfg['self_critical'])) if cfg['flip'] else None
-    parts = batches.Batches(dataset, order, flip, processes.rank(), processes.count(), cfg['accumulate'], by_picture)
-    model.decoder.teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
+    parts = batches.Batches(dataset, order, flip, distributed.rank(), distributed.count(), cfg['accumulate'],
+                            by_picture)
+    teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
     alpha_c = in_epoch(cfg['alpha_c'], epoch, cfg['epochs'])
     losses, top5, step = AverageMeter(), AverageMeter(), 0
-    bar = processes.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
+    bar = distributed.progress_bar(batches.loader(parts, cfg), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for batch in bar:
         if by_score:
             loss, shown = reward_loss(model, batch, by_score, dataset.cpi)
             losses.update(shown * batch.of_captions / len(batch.numbers), len(batch.numbers))
         else:
-            loss, correct, words = caption_loss(decode(model, batch), alpha_c, batch.of_words,
+            loss, correct, words = caption_loss(decode(model, batch, teacher_forcing), alpha_c, batch.of_words,
                                                 batch.of_captions, cfg['label_smoothing'])
             losses.update(loss.detach() * batch.of_words / words, words)
             top5.update(correct, words)
@@ -467,7 +464,7 @@ def train_epoch(model, dataset, optimizers, epoch, by_score=None):
                 done = (epoch - 1 + step / len(order)) / cfg['epochs']
                 optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr'] * (1 + math.cos(math.pi * done)) / 2
             parameters = optimizer.param_groups[0]['params']
-            processes.sum_gradients(parameters)
+            distributed.sum_gradients(parameters)
             if cfg['grad_clip']:
                 nn.utils.clip_grad_value_(parameters, cfg['grad_clip'])
             optimizer.step()
@@ -484,7 +481,7 @@ def train_epoch(model, dataset, optimizers, epoch, by_score=None):
 
 def averages(**meters):
     """The averages over all processes, as plain numbers; None for what nothing was averaged of."""
-    found = processes.gather([{name: (float(meter.sum), meter.count) for name, meter in meters.items()}])
+    found = distributed.gather([{name: (float(meter.sum), meter.count) for name, meter in meters.items()}])
     sums = {name: [sum(values) for values in zip(*(own[name] for own in found), strict=True)] for name in meters}
     return {name: total / count if count else None for name, (total, count) in sums.items()}
 
@@ -505,7 +502,7 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
     L = -log p(y | x) + alpha_c * sum over pixels of (1 - sum over words of alpha)^2
     (*Show, Attend and Tell*, eq. 14; the mean over pixels and captions is taken here).
 
-    :param decoded: what the decoder's ``forward`` or ``lean.lean_forward`` returns
+    :param decoded: what the decoder's ``forward`` or ``fast.lean_forward`` returns
     :param alpha_c: weight of the penalty
     :param of_words, of_captions: where this is a part of a batch: words and captions of the whole of it. The losses of
         the parts add up to that of the whole
@@ -517,7 +514,7 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
     scores = packed(scores, decode_lengths).data
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
-    loss = lean.cross_entropy(scores, targets, label_smoothing) / (of_words or len(targets))
+    loss = fast.cross_entropy(scores, targets, label_smoothing) / (of_words or len(targets))
     for alpha in alphas:
         loss = loss + alpha_c * doubly_stochastic_penalty(alpha) * len(captions) / (of_captions or len(captions))
     return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
@@ -550,9 +547,9 @@ def validate(model, dataset):
     guesses = []
 
     def own_batches(what, captions=None):  # the batches of this process
-        order = batches.in_order(dataset, cfg['batch_size'], captions)[processes.rank()::processes.count()]
-        return processes.progress_bar(batches.loader(batches.Batches(dataset, order), cfg), desc=what, unit='batch',
-                                      leave=False)
+        order = batches.in_order(dataset, cfg['batch_size'], captions)[distributed.rank()::distributed.count()]
+        return distributed.progress_bar(batches.loader(batches.Batches(dataset, order), cfg), desc=what, unit='batch',
+                                        leave=False)
 
     for batch in own_batches('validate'):
         decoded = decode(model, batch)
@@ -574,31 +571,18 @@ def validate(model, dataset):
         found = greedy_search(model.decoder, encode(model, batch.images), word_map)
         greedy += zip(batch.numbers.tolist(), (model.words(caption.words) for caption in found), strict=True)
     # in the order of the captions, whichever process had them
-    guesses, greedy = (sorted(processes.gather(found)) for found in (guesses, greedy))
+    guesses, greedy = (sorted(distributed.gather(found)) for found in (guesses, greedy))
     bleu4, greedy_bleu4 = (bleu([dataset.references[number // dataset.cpi] for number, _ in found],
                                 [words for _, words in found])['BLEU-4'] for found in (guesses, greedy))
     return dict(**averages(loss=losses, cross_entropy=cross_entropy, top5=top5), bleu4=bleu4, greedy_bleu4=greedy_bleu4,
                 greedy_cider=CiderD(dataset.references).score([words for _, words in greedy]))
 
 
-def encode(model, images):
-    """A batch of uint8 images, or of native grids from ``features.encode_images``, to the decoder's input.
-
-    :return: (batch_size, h, w, encoder_dim) float; in training, some channels of each are 0 (``feature_dropout``)
-    """
-    images = images.to(model.settings['device'], non_blocking=True)
-    features = model.encoder(images) if images.dtype == torch.uint8 else model.encoder.resize(images.float())
-    share = model.settings['feature_dropout']
-    if share and model.encoder.training:
-        # neighbouring cells see nearly the same, so a channel goes from all of them (Tompson et al. 2015, 1411.4280)
-        features = nn.functional.dropout2d(features.permute(0, 3, 1, 2), share).permute(0, 2, 3, 1)
-    return features
-
-
-def decode(model, batch):
+def decode(model, batch, teacher_forcing=1.0):
     """The decoder's ``forward`` on a batch; each picture goes through the encoder once.
 
     :param batch: ``batches.Batch``
+    :param teacher_forcing: below 1 for scheduled sampling, which a ``lab.more.decoder.Decoder`` has
     :raises ValueError: it returns too few or too many things
     """
     device = torch.device(model.settings['device'])
@@ -606,36 +590,16 @@ def decode(model, batch):
         encoder_out = encode(model, batch.images)
         captions, caplens = batch.captions.to(device, non_blocking=True), batch.caplens.unsqueeze(1)
         if model.lean:
-            return lean.lean_forward(model.decoder, encoder_out, captions, caplens, batch.image_of)
+            return fast.lean_forward(model.decoder, encoder_out, captions, caplens, batch.image_of)
         decoded = model.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
-                                caplens.to(device, non_blocking=True))
+                                caplens.to(device, non_blocking=True),
+                                **{} if teacher_forcing == 1 else dict(teacher_forcing=teacher_forcing))
     right = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
     if not isinstance(decoded, tuple) or len(decoded) not in right:
         came = f'{len(decoded)} things' if isinstance(decoded, tuple) else f'a {type(decoded).__name__}'
         raise ValueError(f'forward of {type(model.decoder).__name__} returns {came}; it must return predictions, '
                          f'sorted captions, decode lengths, {"alphas, " if 5 in right else ""}sort indices')
     return decoded
-
-
-def half_precision(cfg):
-    """In this block matrix products are in half precision, if they are to be."""
-    return torch.autocast(torch.device(cfg['device']).type, torch.bfloat16, enabled=use_bf16(cfg))
-
-
-def use_bf16(cfg):
-    """Whether matrix products are in half precision: as set, as ``accelerate launch`` was told, or where the device is
-    a GPU that is made for it.
-
-    :raises ValueError: ``accelerate launch`` was told another precision
-    """
-    if cfg['bf16'] is not None:
-        return cfg['bf16']
-    told = os.environ.get('ACCELERATE_MIXED_PRECISION', 'no')
-    if told not in ('no', 'bf16'):
-        raise ValueError(f"accelerate launch was told --mixed_precision {told}; it must be 'no' or 'bf16' here")
-    if told == 'bf16':
-        return True
-    return cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def history_path(cfg):
@@ -658,7 +622,7 @@ def set_aside(cfg):
         folder.mkdir()
         for path in files:
             path.rename(folder / path.name)
-        processes.say(f'   {best.parent} held another training of {name}: it is in {folder} now.')
+        distributed.say(f'   {best.parent} held another training of {name}: it is in {folder} now.')
     of_checkpoint = Path(cfg['checkpoint']).with_name(best.name) if cfg['checkpoint'] else None
     if of_checkpoint and of_checkpoint.exists():
         with atomic_path(best) as temporary:
@@ -680,8 +644,8 @@ def start_from(model, path):
     restore_model(model, state, path)
     options = [settings['decoder_options'] for settings in (state['settings'], cfg)]
     if options[0] != options[1]:
-        processes.say(f'{path} was trained with decoder_options={options[0]}; from here on they are {options[1]}.')
-    processes.say(f'Starting from the weights of {path}: {greedy_scores(state["history"][-1])}.')
+        distributed.say(f'{path} was trained with decoder_options={options[0]}; from here on they are {options[1]}.')
+    distributed.say(f'Starting from the weights of {path}: {greedy_scores(state["history"][-1])}.')
     return state['history'][-1]
 
 
@@ -727,62 +691,24 @@ def resume(model, optimizers, path):
     model.history = state['history']
     restore_random_states(state['random_states'])
     progress = state['progress']
-    processes.say(f"Going on after epoch {progress['epoch']} of {path}, best greedy "
-                  f"{'CIDEr' if before['self_critical'] else 'BLEU-4'} {progress['best_score']:.3f}.")
+    distributed.say(f"Going on after epoch {progress['epoch']} of {path}, best greedy "
+                    f"{'CIDEr' if before['self_critical'] else 'BLEU-4'} {progress['best_score']:.3f}.")
     if cfg['cosine'] and before['cosine'] and cfg['epochs'] != before['epochs']:
-        processes.say(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the "
-                      'learning rate makes a jump. Better set the number of epochs at the start.')
+        distributed.say(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the "
+                        'learning rate makes a jump. Better set the number of epochs at the start.')
     return progress
 
 
 def made_of(cfg):
     """Fingerprints of what a training is made of beside its settings, to see whether that is still the same: data, the
-    files that it starts from or reads, the code of its encoder and decoder.
+    files that it starts from or reads, and the code.
 
     :param cfg: all settings
     :return: dict: what -> fingerprint
     """
     vectors = bool(cfg['word_vectors'] and not cfg['start_from'])
     read = ['start_from', 'captions', *['word_vectors'] * vectors, 'encoder_weights']
-    code = [decoder_path(cfg), 'models.Encoder', *['self_critical.SelfCritical'] * bool(cfg['self_critical']),
-            *['word_vectors.load'] * vectors]
     return {
         **{f'{split} split': content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')},
         **{f'{key} file': file_digest(cfg[key]) for key in read if cfg[key] and Path(cfg[key]).is_file()},
-        'code': code_digest(*code)}
-
-
-def caption_datasets(model, splits, data_folder=None, data_name=None, hold=False):
-    """The ``CaptionDataset`` of each split, with the encoder's features in place of images if it is frozen.
-
-    :param hold: keep these features in memory, if they fit
-    :raises ValueError: a split without pictures
-    """
-    cfg = model.settings
-    names = data_folder or cfg['data_folder'], data_name or cfg['data_name']
-    datasets = [some_captions(*names, split) for split in splits]
-    if not cfg['cache_features'] or cfg['fine_tune_encoder']:
-        return datasets
-    wanted = [(split, mirror) for split in splits
-              for mirror in ([False, True] if cfg['flip'] and split == 'TRAIN' else [False])]
-    paths = dict(zip(wanted, encode_splits(model.encoder, *names, wanted, cfg['device']), strict=True))
-    for dataset in datasets:
-        dataset.use_features(paths[dataset.split, False], paths.get((dataset.split, True)))
-        if hold:
-            hold_features(dataset, model.encoder, cfg['device'])
-    return datasets
-
-
-def some_captions(data_folder, data_name, split):
-    """:return: ``CaptionDataset`` of a split;  :raises ValueError: it has no pictures"""
-    dataset = CaptionDataset(data_folder, data_name, split)
-    if not len(dataset):
-        raise ValueError(f'{dataset.images_path} has no pictures: give some of them the split '
-                         f"'{dataset.split.lower()}' in the JSON file, and run create_input_files again")
-    return dataset
-
-
-def caption_dataset(model, split, data_folder=None, data_name=None):
-    """:func:`caption_datasets` of one split."""
-    dataset, = caption_datasets(model, [split], data_folder, data_name)
-    return dataset
+        'code': code_digest(cfg['decoder'])}

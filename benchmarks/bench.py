@@ -27,10 +27,10 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-import lean
-from beam_search import beam_search
 from benchmarks import textbook
 from instructor.assemble import ROOT
+from lab.decode.beam_search import beam_search
+from lab.train import fast
 from solver import caption_loss
 from utils import atomic_path
 
@@ -220,7 +220,7 @@ class Setting:
 
     def lean_loss(self, grids, lengths=None, image_of=None):
         with self.machine.precision():
-            decoded = lean.lean_forward(self.decoder, grids, self.captions,
+            decoded = fast.lean_forward(self.decoder, grids, self.captions,
                                         self.lengths if lengths is None else lengths, image_of)
         return caption_loss(decoded, 1.0)[0]
 
@@ -264,7 +264,7 @@ def training(models, machine):
                 return left @ right
 
         step, of_machine, of_onednn = machine.in_turns(*(functools.partial(machine.best, function) for function in (
-            setting.lean_step, product, lambda: lean.product(left, right))))
+            setting.lean_step, product, lambda: fast.product(left, right))))
     a, (e, d, v, m) = machine.attention_dim, (
         machine.sizes[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
     words, pictures, cells = int((setting.lengths - 1).sum()), len(setting.pictures), 64

@@ -34,7 +34,7 @@ def write_split(folder, split, pictures, words, rng):
 
     :param pictures: how many; ``words``: list of the vocabulary's words; ``rng``: numpy's random generator
     """
-    import row_file
+    from lab.data import row_file
     lengths = rng.normal(10.5, 2.4, (pictures, PER_PICTURE)).round().clip(6, 40).astype(int)
     frequency = 1 / np.arange(1, len(words) + 1)
     drawn = rng.choice(len(words), lengths.sum(), p=frequency / frequency.sum())
@@ -54,8 +54,8 @@ def write_split(folder, split, pictures, words, rng):
 
 def write_features(folder, split, pictures, encoder, rng):
     """The file that ``features.encode_images`` would leave: (pictures, h, w, encoder_dim) at random, none below 0."""
-    import row_file
-    from features import file_of
+    from lab.data import row_file
+    from lab.train.features import file_of
     grid = encoder.native_grid(torch.zeros(1, 3, 256, 256)).shape[1:]
     path, stamp, _ = file_of(encoder, folder, NAME, split)
     row_file.create(path, 'features', (pictures, *grid), 'float16', stamp)
@@ -67,8 +67,8 @@ def write_features(folder, split, pictures, encoder, rng):
 
 def write_all(folder, args):
     """All that a training needs but for the features of VAL; :return: the encoder, and the file of its weights"""
+    from lab.data.vocabulary import build_word_map
     from models import Encoder
-    from vocabulary import build_word_map
 
     rng = np.random.default_rng(0)
     words = [f'w{i}' for i in range(args.words - 4)]
@@ -92,9 +92,9 @@ def write_all(folder, args):
 
 def reading(folder, args, seconds=30):
     """:return: list as of :func:`measure`: the beginning of an epoch, read from the disk"""
-    import batches
     from datasets import CaptionDataset
-    from features import file_of
+    from lab.train import batches
+    from lab.train.features import file_of
     path, *_ = file_of(write_all(folder, args)[0], folder, NAME, 'TRAIN')
     dataset, rows = CaptionDataset(folder, NAME, 'TRAIN', features=path), []
     for window, what in (batches.WINDOW, f'shuffled among {batches.WINDOW:,} pictures at a time, read in blocks'), (
@@ -118,10 +118,10 @@ def reading(folder, args, seconds=30):
 
 def measure(folder, args):
     """:return: list of (what, value, unit, the value for all of COCO or None)"""
-    import checkpoints
     import solver
-    from evaluate import evaluate
-    from features import encode_images
+    from lab.decode.evaluate import evaluate
+    from lab.train import checkpoints
+    from lab.train.features import encode_images
 
     encoder, weights = write_all(folder, args)
     rows, of_all = [], PICTURES / args.pictures

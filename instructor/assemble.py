@@ -13,9 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What a student gets, besides models.py.
-ASSIGNMENT = ('*.py', '*.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/*.ipynb', 'report/*.py', 'tests/**/*.py',
-              'tests/*.json', 'tests/*.toml', 'weights/*.pth', 'requirements.txt', 'pyproject.toml', 'README.md',
-              'docs/**/*')
+ASSIGNMENT = ('*.py', 'lab/**/*.py', '*.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/*.ipynb', 'report/*.py',
+              'tests/**/*.py', 'tests/*.json', 'tests/*.toml', 'weights/*.pth', 'requirements.txt', 'pyproject.toml',
+              'README.md', 'docs/**/*')
 
 
 def assemble(models_file, build_folder):

@@ -1,8 +1,9 @@
 """A bonus task: ``python -m instructor.bonus`` (``make bonus``).
 
 Packs ``build/bonus/captioning-bonus.zip``, to be unzipped over the handout: ``BONUS.md``, which says what to do,
-``extensions.py`` with its TODOs open, the notebook that compares decoders, their tests and their pages; and the files
-of the handout that hold TODOs 12 to 14. With ``--todo 7`` that one alone is open, and the others' solutions are there.
+the decoders of ``lab/more`` with their TODOs open, the notebook that compares decoders, their tests and their pages;
+and the files of the handout that hold TODOs 11 to 14. With ``--todo 7`` that one alone is open, and the others'
+solutions are there.
 Hand it out when TODO 5 is done: the code around these TODOs shows a teacher-forcing loop. docs/grading.md says how to
 check what comes back.
 """
@@ -22,17 +23,19 @@ sys.path.insert(0, str(ROOT / 'tests' / 'given'))
 import papers  # noqa: E402
 
 TASKS = {  # number (the lab's own are 1 to 5) -> what, paper, file, and which checks are its own: pytest -k '...'
-    6: ('spatial attention', 'Lu et al. 2017, sec. 2.2', 'extensions.py', 'spatial and not adaptive'),
-    7: ('adaptive attention with a sentinel (uses 6)', 'Lu et al. 2017, sec. 2.3', 'extensions.py', 'adaptive'),
-    8: ('RNN, GRU and LSTM cells', 'Elman 1990; Cho et al. 2014', 'extensions.py',
+    6: ('spatial attention', 'Lu et al. 2017, sec. 2.2', 'lab/more/adaptive.py', 'spatial and not adaptive'),
+    7: ('adaptive attention with a sentinel (uses 6)', 'Lu et al. 2017, sec. 2.3', 'lab/more/adaptive.py', 'adaptive'),
+    8: ('RNN, GRU and LSTM cells', 'Elman 1990; Cho et al. 2014', 'lab/more/cells.py',
         'rnn or gru or lstm or cells_by_hand'),
-    9: ('gated Bahdanau attention with ELU', 'Bahdanau et al. 2015', 'extensions.py', 'bahdanau and not killed'),
-    10: ('scaled dot-product attention with heads, deep output', 'Vaswani et al. 2017', 'extensions.py',
+    9: ('gated Bahdanau attention with ELU', 'Bahdanau et al. 2015', 'lab/more/bahdanau.py',
+        'bahdanau and not killed'),
+    10: ('scaled dot-product attention with heads, deep output', 'Vaswani et al. 2017', 'lab/more/captionnet.py',
          'scaled or heads or captionnet'),
-    11: ('scheduled sampling (uses 9)', 'Bengio et al. 2015', 'extensions.py', 'ratio or drawn_from_the_softmax'),
-    12: ('self-critical training: baseline, advantage, loss', 'Rennie et al. 2017', 'self_critical.py', 'surrogate'),
-    13: ('ensembles', '', 'ensembles.py', 'test_ensembles'),
-    14: ('trained word vectors', '', 'word_vectors.py', 'test_word_vectors')}
+    11: ('scheduled sampling (uses 9)', 'Bengio et al. 2015', 'lab/more/decoder.py', 'ratio or drawn_from_the_softmax'),
+    12: ('self-critical training: baseline, advantage, loss', 'Rennie et al. 2017', 'lab/more/self_critical.py',
+         'surrogate'),
+    13: ('ensembles', '', 'lab/more/ensembles.py', 'test_ensembles'),
+    14: ('trained word vectors', '', 'lab/more/word_vectors.py', 'test_word_vectors')}
 ALIKE = {6: 7, 7: 6, 9: 10, 10: 9}  # attend, or start and one_step, of the one show those of the other
 TESTS = ('conftest.py', 'verdicts.py', 'small.py', 'test_extensions.py', 'test_self_critical.py', 'test_ensembles.py',
          'test_word_vectors.py')  # and what papers.py gives
@@ -63,7 +66,7 @@ def files(todos=None):
     sources = {name: student_source((ROOT / name).read_text(encoding='utf-8'), name, first, todos).encode()
                for name, first in BONUS.items()}
     pages = {path.as_posix(): (ROOT / path).read_bytes() for path in sorted(wanted_files())
-             if path.name not in BONUS and any(path.match(pattern) for pattern in FOR_THE_BONUS)}
+             if path.as_posix() not in BONUS and any(path.match(pattern) for pattern in FOR_THE_BONUS)}
     # the handout has it without the runs that ask for more
     pages['compare.ipynb'] = without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode()
     return {

@@ -14,7 +14,7 @@ from pathlib import Path
 from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble
-from notebooks import run_notebook
+from lab.notebooks import run_notebook
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
 NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'beam_sizes', 'output_folder', 'shown')

@@ -15,7 +15,7 @@ from pathlib import Path
 from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble
-from notebooks import run_notebook
+from lab.notebooks import run_notebook
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
 

@@ -28,11 +28,14 @@ from checking import rubric, rubric_file  # noqa: E402
 
 NAME = 'captioning'
 # Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
-FOR_THE_BONUS = ('extensions.py', 'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
+FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/captionnet.py', 'lab/more/cells.py',
+                 'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
                  'docs/images/adaptive.png', 'docs/images/looks.png')  # see instructor/bonus.py
 KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'README.md', *FOR_THE_BONUS)
 # Given code with a TODO of the bonus task in it -> number of its first TODO.
-BONUS = {'extensions.py': 6, 'self_critical.py': 12, 'ensembles.py': 13, 'word_vectors.py': 14}
+BONUS = {'lab/more/adaptive.py': 6, 'lab/more/cells.py': 8, 'lab/more/bahdanau.py': 9, 'lab/more/captionnet.py': 10,
+         'lab/more/decoder.py': 11, 'lab/more/self_critical.py': 12, 'lab/more/ensembles.py': 13,
+         'lab/more/word_vectors.py': 14}
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
@@ -52,8 +55,8 @@ def files():
             content = without_outputs(content.decode()).encode()
         if path.name == 'compare.ipynb':
             content = with_runs_of_the_lab(content.decode()).encode()
-        if path.name in BONUS:
-            content = student_source(content.decode(), path.name, BONUS[path.name]).encode()
+        if (name := path.as_posix()) in BONUS:
+            content = student_source(content.decode(), name, BONUS[name]).encode()
         found[path.as_posix()] = content
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
     found['ASSIGNMENT.md'] = assignment().encode()
@@ -226,7 +229,7 @@ def open_todos(folder, python):
 
 TINY = """
 import sys
-from notebooks import run_notebook
+from lab.notebooks import run_notebook
 from papermill.exceptions import PapermillExecutionError
 sizes = dict(data_folder='data/shapes', data_name='shapes_5_cap_per_img_5_min_word_freq', encoder='shapes_cnn',
              encoded_image_size=4, output_folder='runs/shapes', device='cpu', embed_dim=8, decoder_dim=8, epochs=1,

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from encoders import SHAPES_CNN_WEIGHTS, shapes_cnn
-from shapes import COLORS, SHAPES, SIZE, SIZES, draw_scene
+from lab.data.encoders import SHAPES_CNN_WEIGHTS, shapes_cnn
+from lab.data.shapes import COLORS, SHAPES, SIZE, SIZES, draw_scene
 from utils import atomic_path, seed_everything
 
 ATTRIBUTES = {'size': list(SIZES), 'color': list(COLORS), 'shape': list(SHAPES)}

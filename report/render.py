@@ -14,7 +14,7 @@ from papermill.exceptions import PapermillExecutionError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
+from lab.notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
 from utils import atomic_path  # noqa: E402
 
 FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from beam_search import greedy_search
+from lab.decode.beam_search import greedy_search
 
 PAD, UNK, START, END = 0, -3, -2, -1  # the last three words of a vocabulary
 DROPOUT = 0.35

@@ -22,7 +22,7 @@ PICTURES = dict(train=300, val=24, test=24)
 SMALL = dict(data_folder='data/shapes', data_name='shapes_5_cap_per_img_5_min_word_freq', encoder='shapes_cnn',
              encoded_image_size=8, embed_dim=32, attention_dim=32, decoder_dim=48, batch_size=32, decoder_lr=5e-3,
              epochs=6, seed=0, device='cpu')
-ADAPTIVE = 'extensions.DecoderWithAdaptiveAttention'
+ADAPTIVE = 'lab.more.adaptive.DecoderWithAdaptiveAttention'
 # run -> settings; those with start_from go on from the best weights of an earlier run
 RUNS = {
     'plain': dict(attention=False),
@@ -48,11 +48,11 @@ def train_and_test():
     """Every run with the fast path off and on, in the present folder: histories, captions, BLEU."""
     import torch
 
-    from checkpoints import load_model
-    from compare import compare
     from create_input_files import create_input_files
-    from evaluate import evaluate
-    from shapes import generate_shapes
+    from lab.data.shapes import generate_shapes
+    from lab.decode.evaluate import evaluate
+    from lab.experiments.compare import compare
+    from lab.train.checkpoints import load_model
     from solver import train
 
     torch.set_num_threads(1)

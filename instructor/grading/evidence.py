@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 import torch
 
-from metrics import bleu
+from lab.decode.metrics import bleu
 from utils import best_epoch
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')

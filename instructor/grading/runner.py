@@ -141,7 +141,7 @@ def main():
     import torchvision  # noqa: F401
 
     import create_input_files  # noqa: F401
-    import metrics  # noqa: F401
+    from lab.decode import metrics  # noqa: F401
 
     gc.freeze()
     requests = os.fdopen(os.dup(0), 'rb')

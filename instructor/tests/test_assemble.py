@@ -10,7 +10,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble, without_outputs
 from instructor.cut import BEGIN, END, REFERENCE, student_source
-from notebooks import run_notebook
+from lab.notebooks import run_notebook
 
 TOP_LEVEL = ['create_input_files.py', 'models.py', 'datasets.py', 'solver.py', 'utils.py', 'train_rnn.ipynb',
              'train_attention.ipynb', 'test.ipynb', 'caption.ipynb', 'report/report.ipynb', 'tests/conftest.py']

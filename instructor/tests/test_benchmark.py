@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from beam_search import beam_search
 from benchmarks import bench, textbook
+from lab.decode.beam_search import beam_search
 from solver import caption_loss
 
 SIZES = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)

@@ -10,7 +10,7 @@ import pytest
 from create_input_files import create_input_files
 from instructor.assemble import ROOT
 from instructor.compare import NAMES, read_settings
-from shapes import generate_shapes
+from lab.data.shapes import generate_shapes
 
 
 def compare(*arguments):

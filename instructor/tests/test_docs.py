@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from compare import cells_of, of_seeds
 from instructor.assemble import ROOT
+from lab.experiments.compare import cells_of, of_seeds
 
 RESULTS = {result['name']: result['seeds']
            for result in json.loads((ROOT / 'docs/flickr8k_results.json').read_text(encoding='utf-8'))}

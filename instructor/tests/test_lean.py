@@ -5,7 +5,7 @@ import torch
 
 from instructor.expected import load
 from instructor.mistakes import correct_solutions, mistakes
-from lean import objection
+from lab.train.fast import objection
 from solver import few_captions
 
 # lean_forward uses the decoder's own init_hidden_state, so what is wrong there stays; and it has no use for a device,

@@ -8,7 +8,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
-from notebooks import run_notebook
+from lab.notebooks import run_notebook
 
 NOTES = sorted((ROOT / 'notes').glob('*.ipynb'))
 PLAIN = [path.name for path in NOTES if not path.name.startswith('4_')]

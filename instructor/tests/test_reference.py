@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from beam_search import beam_search, greedy_search
 from instructor.models import Attention, DecoderWithAttention, DecoderWithRNN
+from lab.decode.beam_search import beam_search, greedy_search
 from solver import caption_loss
 
 BATCH, HEIGHT, WIDTH, PIXELS = 5, 3, 4, 12

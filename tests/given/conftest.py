@@ -7,17 +7,19 @@ open is reported as skipped, "not done yet", not as an error.
 import os
 import re
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
-from types import FunctionType
 
 import pytest
 import torch
 
 from create_input_files import create_input_files
-from shapes import generate_shapes
+from lab.data.shapes import generate_shapes
+from lab.train import source
 
 ROOT = Path(__file__).resolve().parents[2]
-WITH_TODOS = 'models.py', 'extensions.py', 'self_critical.py', 'ensembles.py', 'word_vectors.py'
+WITH_TODOS = [ROOT / 'models.py', *(ROOT / 'lab' / 'more' / f'{name}.py' for name in (
+    'adaptive', 'cells', 'bahdanau', 'captionnet', 'decoder', 'self_critical', 'ensembles', 'word_vectors'))]
 
 
 IN_A_BONUS = Path(__file__).parent.name == 'bonus'
@@ -32,11 +34,11 @@ SAID = set()  # a line is not said twice
 
 def pytest_configure(config):
     """A file that cannot be read is said in a line: every test would stop at it."""
-    for path in (ROOT / name for name in WITH_TODOS if IN_A_BONUS):
+    for path in WITH_TODOS if IN_A_BONUS else []:
         try:
-            compile(source := path.read_text(encoding='utf-8'), path.name, 'exec')
+            compile(code := path.read_text(encoding='utf-8'), path.name, 'exec')
         except SyntaxError as error:
-            todos = re.findall(r'# (TODO \d+): (\S+)\n', '\n'.join(source.split('\n')[:error.lineno]))
+            todos = re.findall(r'# (TODO \d+): (\S+)\n', '\n'.join(code.split('\n')[:error.lineno]))
             stopped = f'{", ".join(todos[-1]) if todos else path.name}: line {error.lineno} of {path.name} is not ' \
                       f'Python: {error.msg}: {(error.text or "").strip()}'
             break
@@ -72,13 +74,13 @@ def first_line(excinfo):
 
 
 def in_own_code(traceback):
-    """Where a test stopped in the files that hold TODOs: 'TODO 9, X.forward stops in line 3 of extensions.py'; '' if
+    """Where a test stopped in the files that hold TODOs: 'TODO 9, X.forward stops in line 3 of adaptive.py'; '' if
     elsewhere. Of what calls one another, the innermost TODO, but none of the lab's below one of a bonus task, and an
     ensemble before its decoders; if there is none, the innermost line."""
     found, number = '', 0
     for entry in traceback:
         path = Path(str(entry.path))
-        if path.parent != ROOT or path.name not in WITH_TODOS:
+        if path not in WITH_TODOS:
             continue
         line, name = entry.lineno + 1, entry.frame.code.raw.co_qualname
         todo = re.search(rf'# TODO (\d+): {re.escape(name)}\n', path.read_text(encoding='utf-8'))
@@ -95,7 +97,8 @@ def in_a_check(item, excinfo, when):
     # what a file's fixtures prepare has nothing to do with the file's own TODO
     name = item.name if when == 'setup' else item.nodeid
     todo = next((todo for words, todo in ABOUT.items() if re.search(words, name, re.IGNORECASE)), '')
-    last = [entry for entry in excinfo.traceback if Path(str(entry.path)).parent in (ROOT, Path(__file__).parent)][-1]
+    last = [entry for entry in excinfo.traceback if (path := Path(str(entry.path))).parent in (
+        ROOT, Path(__file__).parent) or ROOT / 'lab' in path.parents][-1]
     return todo and f'TODO {todo}, {item.name} stops in line {last.lineno + 1} of {Path(str(last.path)).name}'
 
 
@@ -120,15 +123,20 @@ torch.set_num_threads(1)  # for matrices as small as the tests', threads only wa
 
 
 @pytest.fixture
-def of_a_notebook():
-    """Gives a function as if a notebook's cell had defined it."""
-    def defined_there(function):
-        there = FunctionType(function.__code__, {**function.__globals__, '__name__': '__main__'}, function.__name__,
-                             function.__defaults__, function.__closure__)
-        there.__module__ = '__main__'
-        return there
+def other_source():
+    """In the block a module of the lab held other code when it was loaded."""
+    @contextmanager
+    def changed(name, change):
+        before = source.source_of(name)
+        spec = source.LOADED[name][0]
+        assert change(before) != before
+        source.LOADED[name] = spec, change(before)
+        try:
+            yield
+        finally:
+            source.LOADED[name] = spec, before
 
-    return defined_there
+    return changed
 
 
 @pytest.fixture(scope='session')

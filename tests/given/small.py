@@ -1,17 +1,14 @@
-"""Decoders of extensions.py, and pictures and captions for them, that are small and the same everywhere."""
+"""Decoders of lab/more, and pictures and captions for them, that are small and the same everywhere."""
 
 import math
 import zlib
 
 import torch
 
-from extensions import (
-    CaptionNet,
-    DecoderWithAdaptiveAttention,
-    DecoderWithBahdanauAttention,
-    DecoderWithCell,
-    DecoderWithSpatialAttention,
-)
+from lab.more.adaptive import DecoderWithAdaptiveAttention, DecoderWithSpatialAttention
+from lab.more.bahdanau import DecoderWithBahdanauAttention
+from lab.more.captionnet import CaptionNet
+from lab.more.cells import DecoderWithCell
 
 # every size is another, so that no two can be mixed up
 PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13

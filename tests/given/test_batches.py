@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import batches
-from batches import BUCKET, Batches, in_order, loader, mirrored, shuffled
 from datasets import CaptionDataset
+from lab.train import batches
+from lab.train.batches import BUCKET, Batches, in_order, loader, mirrored, shuffled
 
 
 @pytest.fixture

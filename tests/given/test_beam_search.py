@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from beam_search import beam_search, greedy_search, sample_search
+from lab.decode.beam_search import beam_search, greedy_search, sample_search
 from models import DecoderWithAttention, DecoderWithRNN
 
 PAD, START, END, UNK = 0, 5, 2, 9  # scattered on purpose

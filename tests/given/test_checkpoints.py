@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import (
+from lab.data.vocabulary import load_word_map
+from lab.decode.evaluate import caption_split
+from lab.train.checkpoints import (
     checkpoint_paths,
     decoder_name,
     load_model,
@@ -21,9 +23,8 @@ from checkpoints import (
     restore_random_states,
     save_checkpoint,
 )
-from evaluate import caption_split
-from solver import DEFAULTS, caption_dataset, train, validate
-from vocabulary import load_word_map
+from lab.train.inputs import caption_dataset
+from solver import DEFAULTS, train, validate
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cider import CiderD
+from lab.decode.cider import CiderD
 
 SENTENCES = ['a red star is left of a blue moon', 'the red star and a blue moon', 'a moon', 'two red stars',
              'a star a star a star', 'blue']

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import coco_metrics
-from cider import CiderD
-from coco_metrics import NAMES, coco_scores, image_ids, write_coco_files
+from lab.decode import coco_metrics
+from lab.decode.cider import CiderD
+from lab.decode.coco_metrics import NAMES, coco_scores, image_ids, write_coco_files
 
 REFERENCES = [['a red star and a moon'.split(), 'one star'.split()], ['two blue moons'.split()],
               ['a green square left of a star'.split()] * 3]
@@ -44,10 +44,10 @@ def test_a_java_that_fails_is_said(tmp_path):
     pytest.importorskip('pycocoevalcap')
     (tmp_path / 'java').write_text('#!/bin/sh\necho Unable to locate a Java Runtime >&2\nexit 1\n')
     (tmp_path / 'java').chmod(0o755)
-    script = 'from coco_metrics import coco_scores; print(list(coco_scores([[["a"]]], [["a"]])))'
+    script = 'from lab.decode.coco_metrics import coco_scores; print(list(coco_scores([[["a"]]], [["a"]])))'
     path = os.pathsep.join([str(tmp_path), os.environ['PATH']])
-    run = subprocess.run([sys.executable, '-c', script], cwd=Path(coco_metrics.__file__).parent, capture_output=True,
-                         text=True, timeout=60, env={**os.environ, 'PATH': path})
+    run = subprocess.run([sys.executable, '-c', script], cwd=Path(coco_metrics.__file__).parents[2],
+                         capture_output=True, text=True, timeout=60, env={**os.environ, 'PATH': path})
     assert run.returncode == 0 and 'METEOR is left out: ' in run.stdout
     assert "'BLEU-4', 'ROUGE-L', 'CIDEr']" in run.stdout
 

@@ -17,8 +17,8 @@ from PIL import Image
 
 import create_input_files as cif
 from create_input_files import InputFilesError, create_input_files
-from images import ImageFileError, load_image
-from vocabulary import SPECIAL_TOKENS
+from lab.data.images import ImageFileError, load_image
+from lab.data.vocabulary import SPECIAL_TOKENS
 
 ROOT = Path(__file__).resolve().parents[2]
 COLOUR = (200, 80, 40)

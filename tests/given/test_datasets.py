@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-import row_file
 from datasets import CaptionDataset, content_digest, speaks_of_a_side
-from images import load_image
-from vocabulary import load_word_map
+from lab.data import row_file
+from lab.data.images import load_image
+from lab.data.vocabulary import load_word_map
 
 
 @pytest.fixture

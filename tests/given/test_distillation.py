@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import distillation
-from beam_search import Hypothesis
-from checkpoints import checkpoint_paths, file_digest, load_model
-from cider import CiderD
-from compare import compare
 from datasets import CaptionDataset
-from distillation import distill
+from lab.data.vocabulary import SPECIAL_TOKENS, load_word_map
+from lab.decode.beam_search import Hypothesis
+from lab.decode.cider import CiderD
+from lab.experiments import distillation
+from lab.experiments.compare import compare
+from lab.experiments.distillation import distill
+from lab.train.checkpoints import checkpoint_paths, file_digest, load_model
 from solver import DEFAULTS, check_settings, train
-from vocabulary import SPECIAL_TOKENS, load_word_map
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def quick(monkeypatch):
     """METEOR's Java takes longer to start than everything else here."""
-    monkeypatch.setattr('coco_metrics._meteor', lambda *_: 0.25)
+    monkeypatch.setattr('lab.decode.coco_metrics._meteor', lambda *_: 0.25)
 
 
 @pytest.fixture
@@ -189,8 +189,8 @@ def test_comparisons_that_cannot_be(tiny_cfg, tmp_path, runs, match):
 
 def test_command_line(teacher, tmp_path):
     def run(*arguments):
-        return subprocess.run([sys.executable, 'distillation.py', *map(str, arguments)], cwd=ROOT, capture_output=True,
-                              text=True)
+        return subprocess.run([sys.executable, '-m', 'lab.experiments.distillation', *map(str, arguments)], cwd=ROOT,
+                              capture_output=True, text=True)
 
     done = run(tmp_path / 'said.json', teacher, '--samples=2', '--device=cpu')
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch import nn
 
-import encoders
+from lab.data import encoders
 from models import Encoder
 
 

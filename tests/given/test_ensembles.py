@@ -6,14 +6,15 @@ import pytest
 import torch
 from verdicts import check, same
 
-import solver
-from beam_search import beam_search
-from checkpoints import checkpoint_paths, load_model
 from datasets import CaptionDataset
-from ensembles import Ensemble, load_ensemble
-from evaluate import caption_image, caption_split, evaluate
+from lab.decode.beam_search import beam_search
+from lab.decode.evaluate import caption_image, caption_split, evaluate
+from lab.more.ensembles import Ensemble, load_ensemble
+from lab.train import inputs
+from lab.train.checkpoints import checkpoint_paths, load_model
+from lab.train.inputs import caption_dataset
 from models import DecoderWithAttention, DecoderWithRNN
-from solver import DEFAULTS, caption_dataset, train
+from solver import DEFAULTS, train
 
 
 def best(cfg):
@@ -128,7 +129,7 @@ def test_the_mean_of_the_probabilities(three):
     models = [load_model(path, 'cpu') for path in three]
     ensemble = load_ensemble(three, 'cpu')
     dataset = caption_dataset(ensemble, 'TEST')
-    encoder_out = solver.encode(ensemble, dataset.images(torch.arange(4)))
+    encoder_out = inputs.encode(ensemble, dataset.images(torch.arange(4)))
     state, memory = ensemble.decoder.start(encoder_out)
     states = [list(model.decoder.start(encoder_out)) for model in models]
     words = torch.full((4,), ensemble.word_map['<start>'])
@@ -171,7 +172,7 @@ def test_beams_are_reordered_with_all_their_states(three):
     step_first()
     model = load_model(three[2], 'cpu')
     thrice = Ensemble([model.decoder] * 3).eval()
-    encoder_out = solver.encode(model, caption_dataset(model, 'TEST').images(torch.arange(6)))
+    encoder_out = inputs.encode(model, caption_dataset(model, 'TEST').images(torch.arange(6)))
     for one, other in zip(beam_search(thrice, encoder_out, model.word_map, 4, 12),
                           beam_search(model.decoder, encoder_out, model.word_map, 4, 12), strict=True):
         check(one.words == other.words, STEP, f'with three times one decoder its caption, {other.words}', one.words,
@@ -216,9 +217,9 @@ def test_each_decoder_has_the_encoder_that_it_was_trained_with(three, tuned):
         torch.arange(4))
     words = torch.full((4,), ensemble.word_map['<start>'])
     with torch.no_grad():
-        grids = [solver.encode(model, pictures) for model in models]
+        grids = [inputs.encode(model, pictures) for model in models]
         assert (grids[0] - grids[1]).abs().max() > 1e-2 and torch.equal(grids[0], grids[2])
-        together = solver.encode(ensemble, pictures)
+        together = inputs.encode(ensemble, pictures)
         assert together.shape == (4, 4, 4, 2 * models[0].encoder.encoder_dim)  # the frozen one has read them once
         found = ensemble.decoder.step(words, *ensemble.decoder.start(together))
         steps = [model.decoder.step(words, *model.decoder.start(grid))

@@ -8,17 +8,17 @@ import pytest
 import torch
 from PIL import Image
 
-from checkpoints import checkpoint_paths, load_model
-from cider import CiderD
 from create_input_files import create_input_files
 from datasets import CaptionDataset
-from evaluate import caption_image, caption_split, evaluate, find_picture
-from images import ImageFileError
-from metrics import bleu
+from lab.data.images import ImageFileError
+from lab.data.shapes import generate_shapes, judge_captions
+from lab.data.vocabulary import SPECIAL_TOKENS
+from lab.decode.cider import CiderD
+from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture
+from lab.decode.metrics import bleu
+from lab.train.checkpoints import checkpoint_paths, load_model
 from models import Encoder
-from shapes import generate_shapes, judge_captions
 from solver import DEFAULTS, train
-from vocabulary import SPECIAL_TOKENS
 
 
 @pytest.fixture(scope='module')

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-import features
 from create_input_files import create_input_files
 from datasets import CaptionDataset
-from features import encode_images, encode_splits, encoder_digest, hold
+from lab.train import features
+from lab.train.features import encode_images, encode_splits, encoder_digest, hold
 from models import Encoder
 
 
@@ -114,7 +114,7 @@ def test_other_code_has_features_of_its_own(data):
     assert left_behind(data[0]) == [path.name]
 
 
-def test_another_encoder_in_models_py_has_features_of_its_own(data, monkeypatch, of_a_notebook):
+def test_another_encoder_in_models_py_has_features_of_its_own(data, monkeypatch, other_source):
     encoder, real = patches(), Encoder.native_grid
     first = encode_images(encoder, *data, 'VAL')
     with h5py.File(first) as file:
@@ -123,8 +123,9 @@ def test_another_encoder_in_models_py_has_features_of_its_own(data, monkeypatch,
     def halved(self, images):
         return real(self, images) / 2
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, 'native_grid', of_a_notebook(halved))
+    line = b'return self.stages(images).permute(0, 2, 3, 1)'
+    with monkeypatch.context() as patch, other_source('models', lambda code: code.replace(line, line + b' / 2')):
+        patch.setattr(Encoder, 'native_grid', halved)
         with h5py.File(encode_images(encoder, *data, 'VAL')) as file:
             assert abs(file['features'][:] - before / 2).max() < 1e-2
     with h5py.File(encode_images(encoder, *data, 'VAL')) as file:
@@ -232,8 +233,8 @@ def test_a_killed_run_goes_on(data, monkeypatch):
     whole.unlink()
     script = textwrap.dedent(f'''
         import os, signal, sys
-        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(features.__file__).parent)!r}]
-        import features
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(features.__file__).parents[2])!r}]
+        from lab.train import features
         from test_features import patches
         features.SAFE_EVERY = 8
         encoder, calls = patches(), []
@@ -345,7 +346,7 @@ def test_a_full_disk_leaves_nothing(data, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written(data, monkeypatch):
-    monkeypatch.setattr('locks.FileLock.acquire', lambda *_, **__: (_ for _ in ()).throw(
+    monkeypatch.setattr('lab.data.locks.FileLock.acquire', lambda *_, **__: (_ for _ in ()).throw(
         OSError(30, 'Read-only file system')))  # chmod does not keep root from writing
     with pytest.raises(OSError, match='cannot be written .Read-only file system.: copy .* or set cache_features=False'):
         encode_images(patches(), *data, 'VAL')
@@ -400,7 +401,7 @@ def test_features_too_large_for_the_memory_stay_in_their_file(data, monkeypatch)
         assert hold(dataset, encoder) == fits == (dataset.held is not None)
     dataset.held = None
     with monkeypatch.context() as patch:  # they share this machine's memory
-        patch.setattr(features.processes, 'on_this_machine', lambda: 2)
+        patch.setattr(features.distributed, 'on_this_machine', lambda: 2)
         assert not hold(dataset, encoder)
     with monkeypatch.context() as patch:  # a process may have less than the machine
 

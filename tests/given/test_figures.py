@@ -14,7 +14,8 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from datasets import CaptionDataset  # noqa: E402
-from figures import (  # noqa: E402
+from lab.data.shapes import looks_by_word  # noqa: E402
+from lab.figures import (  # noqa: E402
     bleu_table,
     load_images,
     plot_attention,
@@ -28,7 +29,6 @@ from figures import (  # noqa: E402
     save_figure,
     spread,
 )
-from shapes import looks_by_word  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings('error')
 

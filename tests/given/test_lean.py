@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-import lean
-from lean import lean_forward, objection
+from lab.train import fast
+from lab.train.fast import lean_forward, objection
 from models import DecoderWithAttention, DecoderWithRNN
 from solver import caption_loss, train
 
@@ -99,7 +99,7 @@ def test_the_plain_lstm_is_torchs(sizes):
     cell = nn.LSTMCell(5, 3).double()
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True)
               for shape in ((sum(sizes), 5), (sizes[0], 3), (sizes[0], 3))]
-    ours, torchs = (lean.plain_states(cell, *inputs, torch.tensor(sizes), one_call) for one_call in (False, True))
+    ours, torchs = (fast.plain_states(cell, *inputs, torch.tensor(sizes), one_call) for one_call in (False, True))
     assert ours.grad_fn.name() == 'PackedLSTMBackward' != torchs.grad_fn.name()
     assert (ours - torchs).abs().max() < 1e-12
     weights = torch.randn_like(ours)
@@ -112,13 +112,13 @@ def test_the_plain_lstm_multiplies_in_half_precision_where_it_is_on(monkeypatch)
     torch.manual_seed(3)
     cell, sizes, found = nn.LSTMCell(50, 30), torch.tensor([4, 4, 2, 1]), []
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((11, 50), (4, 30), (4, 30))]
-    multiplied, product = [], lean.product
-    monkeypatch.setattr(lean, 'product', lambda x, weight, *bias: (
+    multiplied, product = [], fast.product
+    monkeypatch.setattr(fast, 'product', lambda x, weight, *bias: (
         multiplied.append((x.dtype, weight.dtype)), product(x, weight, *bias))[1])
     for half in (False, True):
         multiplied.clear()
         with torch.autocast('cpu', torch.bfloat16, enabled=half):
-            states = lean.plain_states(cell, *inputs, sizes, one_call=False)
+            states = fast.plain_states(cell, *inputs, sizes, one_call=False)
         found.append([states, *torch.autograd.grad(states.sin().sum(), [*inputs, *cell.parameters()])])
     assert multiplied == [(torch.bfloat16, torch.bfloat16)] * 2 * len(sizes)
     for single, half in zip(*found, strict=True):
@@ -133,12 +133,12 @@ def test_gradient_of_the_lstm_by_finite_differences(of):
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True)
               for shape in ((sum(sizes), 4 * d), (3, d), (3, d), (4 * d, d))]
     wanted = {'h': slice(0, 1), 'tanh(c)': slice(1, 2), 'both': slice(2)}[of]
-    assert torch.autograd.gradcheck(lambda *tensors: lean.PackedLSTM.apply(*tensors, sizes)[wanted], inputs)
+    assert torch.autograd.gradcheck(lambda *tensors: fast.PackedLSTM.apply(*tensors, sizes)[wanted], inputs)
 
 
 @pytest.mark.parametrize('picture_of', [[0, 1, 2], [1, 0, 1], [0, 0, 0]], ids=str)
 def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
-    from lean import AttentiveLSTM, Together
+    from lab.train.fast import AttentiveLSTM, Together
     torch.manual_seed(3)
     batch, pixels, e, a, d, sizes = 3, 4, 5, 6, 2, [3, 2, 2, 1]
     shapes = [(max(picture_of) + 1, pixels, e), (batch, pixels, a), (sum(sizes), 4 * d), (batch, d), (batch, d),
@@ -153,20 +153,20 @@ def test_gradient_of_the_recurrence_by_finite_differences(picture_of):
 @pytest.mark.parametrize('weight', ['contiguous', 'transposed', 'slice'])
 def test_products_are_those_of_nn_linear(kernel, weight, monkeypatch):
     if kernel == 'missing':
-        monkeypatch.setattr(lean, 'find_kernel', lambda: None)
+        monkeypatch.setattr(fast, 'find_kernel', lambda: None)
     torch.manual_seed(0)
     weights = {'contiguous': torch.randn(30, 20), 'transposed': torch.randn(20, 30).T,
                'slice': torch.randn(30, 28)[:, 5:25]}
     x, bias, dy = torch.randn(3, 7, 20), torch.randn(30), torch.randn(3, 7, 30)
     found = []
-    for function in (nn.functional.linear, lean.linear):
+    for function in (nn.functional.linear, fast.linear):
         inputs = [tensor.detach().requires_grad_() for tensor in (x, weights[weight], bias)]
         y = function(*inputs)
         found.append([y, *torch.autograd.grad(y, inputs, dy)])
     for one, other in zip(*found, strict=True):
         assert one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
     without = weights[weight].detach().requires_grad_()
-    lean.linear(x, without).sum().backward()
+    fast.linear(x, without).sum().backward()
     assert torch.allclose(without.grad, x.detach().sum(dim=(0, 1)).expand_as(without), atol=1e-5)
 
 
@@ -175,8 +175,8 @@ def test_oneDNN_is_asked_where_torch_has_it(monkeypatch):
     if not torch.backends.mkldnn.is_available():
         pytest.skip('this torch is built without oneDNN')
     asked = []
-    kernel = lean.find_kernel()
-    monkeypatch.setattr(lean, 'find_kernel', lambda: lambda *args: (asked.append(args), kernel(*args))[1])
+    kernel = fast.find_kernel()
+    monkeypatch.setattr(fast, 'find_kernel', lambda: lambda *args: (asked.append(args), kernel(*args))[1])
     decoder = decoder_of(ATTENTIVE)
     predictions, *_ = lean_forward(decoder, *batch_of(LENGTHS[0]))
     forward = len(asked)
@@ -190,7 +190,7 @@ def test_cross_entropy_is_torchs(label_smoothing):
     torch.manual_seed(0)
     scores, targets = 5 * torch.randn(50, 13, dtype=torch.float64), torch.randint(0, 13, (50,))
     found = []
-    for function in (functools.partial(nn.functional.cross_entropy, reduction='sum'), lean.cross_entropy):
+    for function in (functools.partial(nn.functional.cross_entropy, reduction='sum'), fast.cross_entropy):
         own = scores.clone().requires_grad_()
         loss = function(own, targets, label_smoothing=label_smoothing)
         (3 * loss).backward()
@@ -198,8 +198,8 @@ def test_cross_entropy_is_torchs(label_smoothing):
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, atol=1e-12)
     with pytest.raises(ValueError, match=r'batch_size \(50\) to match target batch_size \(49\)'):
-        lean.cross_entropy(scores, targets[1:])
-    again = lean.cross_entropy(scores.clone().requires_grad_(), targets, label_smoothing)
+        fast.cross_entropy(scores, targets[1:])
+    again = fast.cross_entropy(scores.clone().requires_grad_(), targets, label_smoothing)
     again.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match='modified by an inplace operation'):
         again.backward()
@@ -218,8 +218,8 @@ def test_loss_is_the_same(kind):
 def test_dropout_is_on_h_before_fc_in_training_only(kind, monkeypatch):
     decoder, batch = decoder_of(kind, dropout=0.4), batch_of([5] * 400)
     given = []
-    linear = lean.linear
-    monkeypatch.setattr(lean, 'linear', lambda x, weight, bias: (
+    linear = fast.linear
+    monkeypatch.setattr(fast, 'linear', lambda x, weight, bias: (
         given.append(x) if weight is decoder.fc.weight else None, linear(x, weight, bias))[1])
     lean_forward(decoder, *batch)
     decoder.eval()
@@ -271,8 +271,6 @@ OBJECTIONS = {
         old(self, *a), lambda logits: logits if self.training else 0.9 * logits)),
     'random words': changed('forward', lambda old: lambda self, pictures, captions, lengths: old(
         self, pictures, captions.masked_fill(torch.rand(captions.shape) < 1e-9, 3), lengths)),
-    'scheduled sampling': lambda decoder: setattr(decoder, '__class__', type(
-        'Scheduled', (type(decoder),), dict(teacher_forcing=1.0))),
     'dropout unused': changed('one_step', lambda old: lambda self, *a: undropped(self, old, *a)),
 }
 
@@ -343,7 +341,7 @@ def test_another_forward_is_trained_as_it_is_written(tiny_cfg, capsys, monkeypat
 
     monkeypatch.setattr(DecoderWithAttention, 'one_step', one_step)
     train({**tiny_cfg, 'epochs': 1})
-    assert ('Training runs the forward of DecoderWithAttention as it is written, not the faster one of lean.py '
+    assert ('Training runs the forward of DecoderWithAttention as it is written, not the faster one of fast.py '
             '(its predictions are others).') in capsys.readouterr().out
     assert sum(calls) > 1000
 

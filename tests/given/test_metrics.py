@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from metrics import bleu, caption_bleu
+from lab.decode.metrics import bleu, caption_bleu
 from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from notebooks import run_notebook
+from lab.notebooks import run_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = dict(train=12, val=4, test=4)
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
     for pattern in ('*.py', '*.ipynb'):
         for path in ROOT.glob(pattern):
             shutil.copy(path, folder)
-    for name in ('report', 'weights', 'tests'):
+    for name in ('lab', 'report', 'weights', 'tests'):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns('__pycache__', '*.html', 'given'))
     return folder
 
@@ -81,7 +81,8 @@ def test_caption(folder):
 
 
 def test_a_decoder_with_a_sentinel(folder):
-    cfg = {**training_cfg(True), 'decoder': 'extensions.DecoderWithAdaptiveAttention', 'output_folder': 'runs/adaptive'}
+    cfg = {**training_cfg(True), 'decoder': 'lab.more.adaptive.DecoderWithAdaptiveAttention',
+           'output_folder': 'runs/adaptive'}
     run(folder, 'train_attention.ipynb', pictures=PICTURES, cfg=cfg, check=False)
     name = 'DecoderWithAdaptiveAttention'
     printed, _ = run(folder, 'test.ipynb', run_folder='runs/adaptive', decoders=[name], beam_sizes=[1])
@@ -93,7 +94,7 @@ def test_a_decoder_with_a_sentinel(folder):
 
 
 def test_another_decoder_is_drawn_under_its_own_name(folder):
-    cfg = {**training_cfg(False), 'decoder': 'extensions.DecoderWithCell', 'output_folder': 'runs/cell'}
+    cfg = {**training_cfg(False), 'decoder': 'lab.more.cells.DecoderWithCell', 'output_folder': 'runs/cell'}
     run(folder, 'train_rnn.ipynb', pictures=PICTURES, cfg=cfg, check=False)
     assert {path.name for path in (folder / 'runs/cell/figures').iterdir()} == {'history_DecoderWithCell.png'}
     cell, = (cell for cell in json.loads((folder / 'train_rnn.ipynb').read_text())['cells']
@@ -104,7 +105,7 @@ def test_another_decoder_is_drawn_under_its_own_name(folder):
 def test_compare(folder):
     cfg = {key: value for key, value in training_cfg(True).items() if key not in ('attention', 'output_folder')}
     _, pictures = run(folder, 'compare.ipynb', pictures=PICTURES, cfg=cfg, shown=[0, 3], runs={
-        'plain LSTM': dict(attention=False), 'CaptionNet': dict(decoder='extensions.CaptionNet'),
+        'plain LSTM': dict(attention=False), 'CaptionNet': dict(decoder='lab.more.captionnet.CaptionNet'),
         'both': dict(ensemble=['plain LSTM', 'CaptionNet'])})
     assert pictures == 3
     figures = folder / 'runs/compare/figures'

@@ -1,4 +1,4 @@
-"""The equations that the checks of extensions.py compare with. Formulas stand here, so no bonus task has this file."""
+"""The equations that the checks of lab/more compare with. Formulas stand here, so no bonus task has this file."""
 
 import math
 

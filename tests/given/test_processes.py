@@ -12,21 +12,21 @@ import torch
 from test_features import patches
 
 import solver
-from checkpoints import checkpoint_paths, load_model, read_checkpoint
-from evaluate import caption_split
-from features import encode_images
+from lab.decode.evaluate import caption_split
+from lab.experiments.train import read_settings
+from lab.train.checkpoints import checkpoint_paths, load_model, read_checkpoint
+from lab.train.features import encode_images
 from solver import DEFAULTS, train
-from train import read_settings
 
 FOLDER = Path(solver.__file__).parent
 COMPARED = ('train_loss', 'train_top5', 'val_loss', 'val_top5', 'val_bleu4', 'val_greedy_bleu4')
 
 
 def run_script(count, text, arguments=()):
-    """Run a program by torchrun, as on a cluster; ``text``: its source, or the name of one of the lab's files."""
+    """Run a program by torchrun, as on a cluster; ``text``: its source, or the name of one of the lab's modules."""
     command = [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={count}']
-    if text.endswith('.py'):
-        command += [text, *arguments]
+    if '\n' not in text:
+        command += ['-m', text, *arguments]
     else:
         command += ['--no-python', sys.executable, '-c', textwrap.dedent(text)]
     return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300,
@@ -37,7 +37,7 @@ def train_in(count, cfg):
     """Train in several processes by torchrun, in one without; :return: the history"""
     if count == 1:
         return train(cfg)
-    run = run_script(count, 'train.py', [f'{name}={value}' for name, value in cfg.items()])
+    run = run_script(count, 'lab.experiments.train', [f'{name}={value}' for name, value in cfg.items()])
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(solver.history_path({**DEFAULTS, **cfg}).read_text())
 
@@ -115,18 +115,19 @@ def test_one_process_writes_checkpoints_and_the_others_wait_for_hours(tiny_cfg):
     script = f"""
         import sys, torch
         sys.path.insert(0, {str(FOLDER)!r})
-        import processes, solver
+        from lab.train import distributed
+        import solver
         writers, real = [], solver.save_checkpoint
         def save_checkpoint(*args):
-            writers.append(processes.rank())
+            writers.append(distributed.rank())
             real(*args)
         solver.save_checkpoint = save_checkpoint
         solver.train({tiny_cfg!r})
         group = torch.distributed.distributed_c10d._get_default_group()
         patience = group._get_backend(torch.device('cpu')).options._timeout
-        found = processes.gather([(writers, patience == processes.PATIENCE)])
-        processes.say(found)
-        processes.disconnect()
+        found = distributed.gather([(writers, patience == distributed.PATIENCE)])
+        distributed.say(found)
+        distributed.disconnect()
     """
     run = run_script(2, script)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -139,16 +140,18 @@ def test_batch_norm_of_the_plain_decoder_is_the_same_in_all_processes(tiny_cfg):
     script = f"""
         import json, sys
         sys.path.insert(0, {str(FOLDER)!r})
-        import processes, solver, torch
+        from lab.train import distributed
+        import solver
+        import torch
         seen, real = [], solver.validate
         def validate(model, dataset):
-            seen.append(processes.gather([model.decoder.bn.running_mean.tolist()]))
+            seen.append(distributed.gather([model.decoder.bn.running_mean.tolist()]))
             return real(model, dataset)
         solver.validate = validate
         solver.train({cfg!r})
-        if processes.rank() == 0:
+        if distributed.rank() == 0:
             print(json.dumps(seen))
-        processes.disconnect()
+        distributed.disconnect()
     """
     run = run_script(2, script)
     assert run.returncode == 0, run.stderr[-3000:]
@@ -160,10 +163,11 @@ def test_a_killed_process_ends_the_job_and_the_checkpoint_is_whole(tiny_cfg):
     script = f"""
         import os, signal, sys
         sys.path.insert(0, {str(FOLDER)!r})
-        import processes, solver
+        from lab.train import distributed
+        import solver
         real = solver.train_epoch
         def train_epoch(model, dataset, optimizers, epoch, by_score=None):
-            if processes.rank() == 1 and epoch == 2:
+            if distributed.rank() == 1 and epoch == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(model, dataset, optimizers, epoch, by_score)
         solver.train_epoch = train_epoch
@@ -178,7 +182,7 @@ def test_a_killed_process_ends_the_job_and_the_checkpoint_is_whole(tiny_cfg):
 def test_train_and_evaluate_from_the_command_line(tiny_cfg):
     """By torchrun: features in shards, captions gathered without gaps, each file written once."""
     cfg = {**tiny_cfg, 'dropout': 0.0}
-    run = run_script(2, 'train.py', [f'{name}={value}' for name, value in cfg.items()])
+    run = run_script(2, 'lab.experiments.train', [f'{name}={value}' for name, value in cfg.items()])
     assert run.returncode == 0, run.stderr
     assert run.stdout.count(' * LOSS') == 2  # two epochs, one voice
     history = json.loads(solver.history_path(cfg | {'attention': True}).read_text())
@@ -187,7 +191,8 @@ def test_train_and_evaluate_from_the_command_line(tiny_cfg):
         'BEST_checkpoint_Attention.pth.tar', f"checkpoint_{cfg['data_name']}_Attention.pth.tar",
         'history_Attention.json']
 
-    run = run_script(4, 'evaluate.py', [cfg['output_folder'], 'Attention', '--beam-sizes', '2', '--device', 'cpu'])
+    arguments = [cfg['output_folder'], 'Attention', '--beam-sizes', '2', '--device', 'cpu']
+    run = run_script(4, 'lab.decode.evaluate', arguments)
     assert run.returncode == 0, run.stderr
     result = json.loads((Path(cfg['output_folder']) / 'test_Attention.json').read_text())
     model = load_model(Path(cfg['output_folder']) / 'BEST_checkpoint_Attention.pth.tar', 'cpu')
@@ -205,14 +210,16 @@ def test_a_wrong_setting_on_the_command_line(tiny_cfg):
     for words, message in (('epochs', "'epochs' is no setting: write name=value"),
                            ('data_folder=nowhere', 'nowhere/WORDMAP_shapes'),
                            ('epohcs=3', "unknown setting 'epohcs'; did you mean 'epochs'")):
-        run = subprocess.run([sys.executable, 'train.py', *words.split()], cwd=FOLDER, capture_output=True, text=True)
+        run = subprocess.run([sys.executable, '-m', 'lab.experiments.train', *words.split()], cwd=FOLDER,
+                             capture_output=True, text=True)
         assert run.returncode == 1 and message in run.stderr.splitlines()[-1], run.stderr
 
 
 @pytest.mark.parametrize(('text', 'value'), [
     ('dict(heads=2)', {'heads': 2}), ("{'heads': 2}", {'heads': 2}), ('dict()', {}), (' (1.0, 0.7)', (1.0, 0.7)),
     ('3e-4', 3e-4), ('None', None), ('runs/a', 'runs/a'), ('dict(a=b)', 'dict(a=b)'), ('list(a=1)', 'list(a=1)'),
-    ('dict(**{1: 2})', 'dict(**{1: 2})'), ('dict(2)', 'dict(2)'), ('extensions.CaptionNet', 'extensions.CaptionNet')])
+    ('dict(**{1: 2})', 'dict(**{1: 2})'), ('dict(2)', 'dict(2)'),
+    ('lab.more.cells.DecoderWithCell', 'lab.more.cells.DecoderWithCell')])
 def test_values_on_the_command_line(text, value):
     assert read_settings([f'a={text}']) == {'a': value}
 
@@ -223,21 +230,22 @@ def test_features_in_shards_equal_those_of_one_process(tmp_path, tiny_data):
         import os, signal, sys
         from pathlib import Path
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(FOLDER)!r}]
-        import features, processes
+        from lab.train import features
+        from lab.train import distributed
         from test_features import patches
-        processes.connect('cpu')
+        distributed.connect('cpu')
         features.SAFE_EVERY = 2
         encoder, calls = patches(), []
         real = encoder.native_grid
         def native_grid(images):
             calls.append(1)
-            if DIES and processes.rank() == 1 and len(calls) == 4:
+            if DIES and distributed.rank() == 1 and len(calls) == 4:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(images)
         encoder.native_grid = native_grid
         path = features.encode_images(encoder, {str(tmp_path)!r}, {tiny_data['data_name']!r}, 'TRAIN', batch_size=2)
-        Path({str(tmp_path)!r}, f'encoded.{{processes.rank()}}').write_text(str(sum(calls[1:])))
-        processes.disconnect()
+        Path({str(tmp_path)!r}, f'encoded.{{distributed.rank()}}').write_text(str(sum(calls[1:])))
+        distributed.disconnect()
     '''
     for path in Path(tiny_data['data_folder']).glob(f"*{tiny_data['data_name']}*"):
         if 'FEATURES' not in path.name:

@@ -10,16 +10,17 @@ from small import DRAWN
 from torch import nn
 from verdicts import by_hand, called, check, same
 
-import extensions
-import self_critical
 import solver
-from batches import Batch
-from beam_search import Hypothesis, sample_search
-from checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint
-from self_critical import SelfCritical, log_probabilities, reading
-from solver import DEFAULTS, caption_dataset, check_settings, train
+from lab.decode.beam_search import Hypothesis, sample_search
+from lab.more import captionnet, self_critical
+from lab.more.self_critical import SelfCritical, log_probabilities, reading
+from lab.train import inputs
+from lab.train.batches import Batch
+from lab.train.checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint
+from lab.train.inputs import caption_dataset
+from solver import DEFAULTS, check_settings, train
 
-IN_A_BONUS, ADAPTIVE = Path(__file__).parent.name == 'bonus', 'extensions.DecoderWithAdaptiveAttention'
+IN_A_BONUS, ADAPTIVE = Path(__file__).parent.name == 'bonus', 'lab.more.adaptive.DecoderWithAdaptiveAttention'
 
 
 @pytest.fixture(scope='module', params=['Attention', 'NoAttention', ADAPTIVE])
@@ -41,7 +42,7 @@ def model(trained):
 
 
 def encoded(model, n=4):
-    return solver.encode(model, caption_dataset(model, 'TRAIN').images(torch.arange(n)))
+    return inputs.encode(model, caption_dataset(model, 'TRAIN').images(torch.arange(n)))
 
 
 @pytest.mark.parametrize('max_len', [3, 50])
@@ -145,13 +146,11 @@ def test_a_decoder_that_drops_word_vectors_and_feeds_its_own_words(trained, mode
     assert seen and all(one == other for one, other in seen)
 
     torch.manual_seed(0)
-    decoder = extensions.CaptionNet(10, 12, 16, len(model.word_map), encoder_dim=encoded(model, 1).shape[-1])
-    decoder.teacher_forcing = 0.3
+    decoder = captionnet.CaptionNet(10, 12, 16, len(model.word_map), encoder_dim=encoded(model, 1).shape[-1])
     other = CaptionModel(model.encoder, decoder, model.word_map, model.settings)
     drawn = sample_search(decoder, encoded(model), model.word_map, 6)
     found = log_probabilities(other, encoded(model), drawn, torch.arange(4))
     assert found.tolist() == log_probabilities(other, encoded(model), drawn, torch.arange(4)).tolist()
-    assert decoder.teacher_forcing == 0.3
 
 
 def test_the_encoder_learns_too(trained, tmp_path):

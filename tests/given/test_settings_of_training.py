@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import solver
-from checkpoints import checkpoint_paths, load_model, read_checkpoint
+from lab.train.checkpoints import checkpoint_paths, load_model, read_checkpoint
 from solver import DEFAULTS, caption_loss, check_settings, train
 
 
@@ -202,7 +202,7 @@ def test_a_start_that_there_is_not(tiny_cfg):
 
 def test_batch_norm_needs_two_captions(tiny_cfg):
     with pytest.raises(ValueError, match="'batch_size' is 1; it must be at least 2: DecoderWithCell has a batch norm"):
-        train({**tiny_cfg, 'decoder': 'extensions.DecoderWithCell', 'batch_size': 1})
+        train({**tiny_cfg, 'decoder': 'lab.more.cells.DecoderWithCell', 'batch_size': 1})
 
 
 def test_a_start_from_something_else(tiny_cfg):

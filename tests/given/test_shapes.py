@@ -13,7 +13,7 @@ from nltk.translate.bleu_score import corpus_bleu
 from PIL import Image
 from skimage.color import rgb2lab
 
-import shapes
+from lab.data import shapes
 
 COUNTS = {"train": 60, "val": 10, "test": 10}
 

@@ -21,19 +21,24 @@ import pytest
 import torch
 from torch import nn
 
-import checkpoints
-import features
-import models
-import own_code
 import solver
-from beam_search import Hypothesis
-from checkpoints import CaptionModel, checkpoint_paths, load_model, load_models, read_checkpoint, save_checkpoint
 from create_input_files import create_input_files
 from datasets import CaptionDataset
-from metrics import bleu
-from solver import DEFAULTS, caption_dataset, caption_loss, check_settings, train, train_epoch, validate
+from lab.data.vocabulary import load_word_map
+from lab.decode.beam_search import Hypothesis
+from lab.decode.metrics import bleu
+from lab.train import checkpoints, features, inputs
+from lab.train.checkpoints import (
+    CaptionModel,
+    checkpoint_paths,
+    load_model,
+    load_models,
+    read_checkpoint,
+    save_checkpoint,
+)
+from lab.train.inputs import caption_dataset
+from solver import DEFAULTS, caption_loss, check_settings, train, train_epoch, validate
 from utils import best_epoch
-from vocabulary import load_word_map
 
 KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
 
@@ -361,11 +366,10 @@ def test_a_folder_that_cannot_be_written(tiny_cfg, tmp_path):
         train({**tiny_cfg, 'output_folder': str(tmp_path / 'file' / 'runs')})
 
 
-def test_code_that_was_edited_since_is_said(tiny_cfg, monkeypatch, capsys):
-    monkeypatch.setitem(own_code.SEEN, 'models', (models.__spec__, Path(models.__file__).read_bytes() + b'\nX = 1\n'))
-    train({**tiny_cfg, 'epochs': 1})
+def test_code_that_was_edited_since_is_said(tiny_cfg, other_source, capsys):
+    with other_source('models', lambda code: code + b'\nX = 1\n'):
+        train({**tiny_cfg, 'epochs': 1})
     assert 'models.py changed after being read: what runs is the code from before. Restart' in capsys.readouterr().out
-    monkeypatch.undo()
     load_model(checkpoint_paths({**DEFAULTS, **tiny_cfg})[1])
     assert 'changed' not in capsys.readouterr().out
 
@@ -633,7 +637,7 @@ def own_file(tmp_path, monkeypatch):
     """my_decoder.py, as if it lay beside models.py."""
     (tmp_path / 'my_decoder.py').write_text(OWN_DECODER)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(checkpoints, '__file__', str(tmp_path / 'checkpoints.py'))
+    monkeypatch.setattr(checkpoints, 'ROOT', tmp_path)
     yield
     sys.modules.pop('my_decoder', None)
 
@@ -668,7 +672,7 @@ def test_settings_that_are_none(cfg):
 
 
 @pytest.mark.parametrize(('decoder', 'message'), [
-    ('Mine', "it must be like 'my_decoder.MyDecoder', the file's name before a dot"),
+    ('Mine', "it must be like 'my_decoder.MyDecoder' .*, the file's name before a dot"),
     ('os.path', 'there is no file os.py beside models.py'),
     ('../my_decoder.Mine', 'it must be like .* and there is no file'),
     ('my_decoder.Other', 'my_decoder.py has no class Other'),
@@ -762,19 +766,19 @@ def test_compiled_encoders_train_the_same(tiny_cfg, tmp_path, monkeypatch, capsy
 def test_what_is_the_default_on_a_gpu_only(monkeypatch):
     for able in (True, False):
         monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation, able=able: able)
-        assert solver.use_bf16(dict(bf16=None, device='cuda:0')) is able
-        assert not solver.use_bf16(dict(bf16=None, device='cpu'))
-        assert solver.use_bf16(dict(bf16=True, device='cpu')) and not solver.use_bf16(dict(bf16=False, device='cuda'))
+        assert inputs.use_bf16(dict(bf16=None, device='cuda:0')) is able
+        assert not inputs.use_bf16(dict(bf16=None, device='cpu'))
+        assert inputs.use_bf16(dict(bf16=True, device='cpu')) and not inputs.use_bf16(dict(bf16=False, device='cuda'))
 
 
 def test_precision_that_accelerate_launch_was_told(monkeypatch):
     for told, found in (('no', False), ('bf16', True)):
         monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', told)
-        assert solver.use_bf16(dict(bf16=None, device='cpu')) is found
+        assert inputs.use_bf16(dict(bf16=None, device='cpu')) is found
     monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', 'fp16')
-    assert solver.use_bf16(dict(bf16=True, device='cpu'))  # the setting counts first
+    assert inputs.use_bf16(dict(bf16=True, device='cpu'))  # the setting counts first
     with pytest.raises(ValueError, match='told --mixed_precision fp16; it must be'):
-        solver.use_bf16(dict(bf16=None, device='cpu'))
+        inputs.use_bf16(dict(bf16=None, device='cpu'))
 
 
 def test_one_kernel_for_all_parameters(tiny_cfg, monkeypatch):
@@ -794,7 +798,7 @@ def test_a_split_without_pictures(tiny_data, tiny_cfg, tmp_path, monkeypatch):
         image['split'] = 'test' if image['split'] == 'val' else image['split']
     (tmp_path / 'set.json').write_text(json.dumps(karpathy))
     name = create_input_files('set', tmp_path / 'set.json', folder, output_folder=tmp_path, workers=1)['data_name']
-    monkeypatch.setattr(solver, 'encode_splits', lambda *_: pytest.fail('encoded before it was noticed'))
+    monkeypatch.setattr(inputs, 'encode_splits', lambda *_: pytest.fail('encoded before it was noticed'))
     with pytest.raises(ValueError, match=f"VAL_IMAGES_{name}.hdf5 has no pictures: give some of them the split 'val'"):
         train({**tiny_cfg, 'data_folder': str(tmp_path), 'data_name': name})
 

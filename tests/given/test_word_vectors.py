@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from verdicts import check, same
 
-import word_vectors
-from checkpoints import checkpoint_paths, load_model
+from lab.data.vocabulary import load_word_map
+from lab.more import word_vectors
+from lab.train.checkpoints import checkpoint_paths, load_model
 from solver import DEFAULTS, train
-from vocabulary import load_word_map
 
 
 def load(embedding, path, word_map, expected):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-import processes
-from vocabulary import SPECIAL_TOKENS
+from lab.data.vocabulary import SPECIAL_TOKENS
+from lab.train import distributed
 
 # gzip, zip, bzip2, zstd, 7z, xz
 PACKED = b'\x1f\x8b', b'PK\x03\x04', b'BZh91AY', b'\x28\xb5\x2f\xfd', b'7z\xbc\xaf', b'\xfd7zXZ'
@@ -58,7 +58,7 @@ def lines(path, size):
     except OSError as error:
         raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
     strange = 0
-    with file, processes.progress_bar(
+    with file, distributed.progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes
@@ -77,7 +77,7 @@ def lines(path, size):
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
     if strange:
-        processes.say(f'{path}: words that are not in UTF-8 are not found ({strange} here): save it in UTF-8.')
+        distributed.say(f'{path}: words that are not in UTF-8 are not found ({strange} here): save it in UTF-8.')
 
 
 def is_number(text):

@@ -15,9 +15,15 @@ from statistics import mean, stdev
 
 import torch
 
-import distillation
-import word_vectors
-from checkpoints import (
+from datasets import content_digest
+from lab.data.vocabulary import load_word_map
+from lab.decode.coco_metrics import coco_scores, write_coco_files
+from lab.decode.evaluate import evaluate
+from lab.experiments import distillation
+from lab.more import word_vectors
+from lab.more.ensembles import Ensemble, load_ensemble
+from lab.more.self_critical import surrogate_loss
+from lab.train.checkpoints import (
     build_decoder,
     build_encoder,
     checkpoint_paths,
@@ -26,16 +32,11 @@ from checkpoints import (
     load_model,
     read_checkpoint,
 )
-from coco_metrics import coco_scores, write_coco_files
-from datasets import content_digest
-from ensembles import Ensemble, load_ensemble
-from evaluate import evaluate
-from features import encoder_digest
-from own_code import code_digest, open_todo
-from self_critical import surrogate_loss
-from solver import check_decoder, check_settings, made_of, some_captions, train
+from lab.train.features import encoder_digest
+from lab.train.inputs import some_captions
+from lab.train.source import code_digest, open_todo
+from solver import check_decoder, check_settings, made_of, train
 from utils import atomic_path, best_epoch
-from vocabulary import load_word_map
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq')
 OF_THE_DATA, OF_THE_WEIGHTS = ('data_folder', 'data_name'), ('encoder', 'encoder_weights', 'encoder_stride')
@@ -240,9 +241,8 @@ def try_out(decoder, cfg, channels):
     :raises NotImplementedError: a TODO that it needs is still open; whatever else stops it is for its training to say
     """
     cells, words = torch.zeros(2, 2, 2, channels), torch.zeros(2, 3, dtype=torch.long)
-    if hasattr(decoder, 'teacher_forcing') and cfg['teacher_forcing'] != 1:
-        decoder.teacher_forcing = 0.0
-    for call in (lambda: decoder(cells, words, torch.full((2, 1), 3)),
+    own_words = {} if cfg['teacher_forcing'] == 1 else dict(teacher_forcing=0.0)
+    for call in (lambda: decoder(cells, words, torch.full((2, 1), 3), **own_words),
                  lambda: decoder.step(words[:, 0], *decoder.start(cells))):
         try:
             call()
@@ -326,7 +326,7 @@ def tested(name, paths, history, folder, cfg, split, beam_sizes):
     :param cfg: settings of one of them, for its data and device
     """
     wanted = dict(split=split, beam_sizes=list(beam_sizes),
-                  code=code_digest('ensembles.Ensemble') if name == 'Ensemble' else None,  # of others it is in these:
+                  code=code_digest() if name == 'Ensemble' else None,  # of others it is in these:
                   data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                   checkpoints=[file_digest(path) for path in paths])
     path, device = folder / f'{split.lower()}_{name}.json', cfg['device']

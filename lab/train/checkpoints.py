@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
-import processes
-from features import encoder_digest
+from lab.train import distributed
+from lab.train.features import encoder_digest
+from lab.train.source import ROOT, edited, source_of
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
-from own_code import edited, remember_sources
 from utils import atomic_path
 
 FORMAT = 2  # raise when checkpoints change: those of another format are refused
@@ -74,11 +74,6 @@ def decoder_name(cfg):
     return 'Attention' if cfg['attention'] else 'NoAttention'
 
 
-def decoder_path(cfg):
-    """Where the decoder's class is, such as 'models.DecoderWithRNN'."""
-    return cfg.get('decoder') or f"models.{'DecoderWithAttention' if cfg['attention'] else 'DecoderWithRNN'}"
-
-
 def find_decoder(cfg):
     """The decoder's class: one of models.py, or the one that ``cfg['decoder']`` names ('my_decoder.MyDecoder').
 
@@ -87,14 +82,15 @@ def find_decoder(cfg):
     if not cfg.get('decoder'):
         return DecoderWithAttention if cfg['attention'] else DecoderWithRNN
     module, _, name = cfg['decoder'].rpartition('.')
-    wrong = f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder'"
-    # only a file of this folder, since a checkpoint may come from anyone
-    if not (module.isidentifier() and Path(__file__).with_name(f'{module}.py').exists()):
-        whole = f', or {"extensions." + name!r}' * (not module and has_extension(name))
-        missing = f'and there is no file {module}.py beside models.py' if module else "the file's name before a dot"
-        raise ValueError(f'{wrong}{whole}, {missing}')
+    wrong = (f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder' or "
+             "'lab.more.captionnet.CaptionNet'")
+    # only a file of this lab, since a checkpoint may come from anyone
+    file = f"{module.replace('.', '/')}.py"
+    if not (all(map(str.isidentifier, module.split('.'))) and (ROOT / file).exists()):
+        missing = f'and there is no file {file} beside models.py' if module else "the file's name before a dot"
+        raise ValueError(f'{wrong}, {missing}')
     decoder = getattr(importlib.import_module(module), name, None)
-    remember_sources()
+    source_of(module)
     if not inspect.isclass(decoder):
         raise ValueError(f'{wrong}, and {module}.py has no class {name}')
     missing = [method for method in ('forward', 'start', 'step')
@@ -105,11 +101,6 @@ def find_decoder(cfg):
     return decoder
 
 
-def has_extension(name):
-    """Whether there is an extensions.py, and a decoder of that name in it."""
-    return Path(__file__).with_name('extensions.py').exists() and hasattr(importlib.import_module('extensions'), name)
-
-
 def build_model(cfg, word_map, encoder=None):
     """Encoder and decoder for the settings, on ``cfg['device']``.
 
@@ -118,11 +109,11 @@ def build_model(cfg, word_map, encoder=None):
     :param encoder: a module of your own in place of ``cfg['encoder']``
     :raises ValueError: ``cfg['decoder']`` cannot be found, or asks for sizes that there are not
     """
-    if files := edited():
-        processes.say(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
-                      "notebook's kernel) to run what is there now.")
     encoder = build_encoder(cfg, encoder)
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
+    if files := edited(cfg.get('decoder')):
+        distributed.say(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart "
+                        "(a notebook's kernel) to run what is there now.")
     return CaptionModel(encoder.to(cfg['device']), decoder.to(cfg['device']), word_map, cfg)
 
 

@@ -15,11 +15,12 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, Subset
 
-import processes
-import row_file
 from datasets import CaptionDataset
-from locks import locked
-from own_code import code_digest
+from lab.data import row_file
+from lab.data.locks import locked
+from lab.train import distributed
+from lab.train.source import class_source
+from models import Encoder
 from utils import atomic_path, evaluating
 
 SAFE_EVERY = 500  # images; a kill costs at most so many
@@ -67,7 +68,7 @@ def code_of_encoder(encoder):
     """
     kinds = {base for module in encoder.stages.modules() for base in type(module).__mro__
              if base is not object and base.__module__.partition('.')[0] not in LIBRARIES}
-    code = [code_digest('models.Encoder')]
+    code = [class_source(Encoder)]
     for kind in sorted(kinds, key=lambda kind: (kind.__qualname__, kind.__module__)):
         for name, function in sorted(vars(kind).items()):
             function = getattr(function, '__func__', None) or getattr(function, 'fget', None) or function
@@ -105,7 +106,7 @@ def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
     :return: list of paths
     :raises OSError, ValueError: as :func:`encode_images`
     """
-    if processes.rank() == 0:
+    if distributed.rank() == 0:
         needed, grid = 0, None
         for split, mirror in wanted:
             path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
@@ -136,13 +137,13 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     :raises ValueError: features beyond what half precision can hold, as random weights may give
     """
     path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
-    if all(processes.gather([_stamp(path) == (stamp, n)])):
+    if all(distributed.gather([_stamp(path) == (stamp, n)])):
         return path
     with ExitStack() as held:
-        if processes.rank() == 0:  # only one training writes a file
+        if distributed.rank() == 0:  # only one training writes a file
             held.enter_context(_lock(path))
-        processes.wait_for_all()
-        if not all(processes.gather([_stamp(path) == (stamp, n)])):  # nobody else has made it meanwhile
+        distributed.wait_for_all()
+        if not all(distributed.gather([_stamp(path) == (stamp, n)])):  # nobody else has made it meanwhile
             _write(encoder, CaptionDataset(data_folder, data_name, split), device, batch_size, workers, mirror, path,
                    stamp)
     if _stamp(path) != (stamp, n):
@@ -166,7 +167,7 @@ def _work_files(path):
 def _lock(path):
     with ExitStack() as held:
         try:
-            held.enter_context(locked(path.with_name(f'.{path.name}.lock'), lambda: processes.say(
+            held.enter_context(locked(path.with_name(f'.{path.name}.lock'), lambda: distributed.say(
                 f'Another training is writing {path}: waiting for it.')))
         except OSError as error:
             raise OSError(f'{path.parent} cannot be written ({error.strerror or error}): copy the data set to a folder '
@@ -185,14 +186,14 @@ def _write(encoder, dataset, device, batch_size, workers, mirror, path, stamp):
     n, grid = len(dataset.names), _grid(encoder, dataset.images_path, device)
     part, progress = _work_files(path)
     with torch.inference_mode(), evaluating(encoder):
-        if processes.rank() == 0:
+        if distributed.rank() == 0:
             _prepare(part, progress, stamp, n, grid)
-        processes.wait_for_all()
+        distributed.wait_for_all()
         rows = torch.tensor(_not_done(progress, n), dtype=torch.long)
-        own = progress.with_name(f'{progress.name}.{processes.rank()}')
+        own = progress.with_name(f'{progress.name}.{distributed.rank()}')
         try:
             _encode(encoder, dataset, device, batch_size, workers, mirror, part, own,
-                    rows.tensor_split(processes.count())[processes.rank()], grid)
+                    rows.tensor_split(distributed.count())[distributed.rank()], grid)
         except ValueError:  # these features can't be kept
             part.unlink(missing_ok=True)
             raise
@@ -203,11 +204,11 @@ def _write(encoder, dataset, device, batch_size, workers, mirror, path, stamp):
         finally:
             if not part.exists():
                 _forget(progress)
-        processes.wait_for_all()
-        if processes.rank() == 0:
+        distributed.wait_for_all()
+        if distributed.rank() == 0:
             os.replace(part, path)
             _forget(progress)
-        processes.wait_for_all()
+        distributed.wait_for_all()
 
 
 def _bytes_needed(n, grid, done):
@@ -256,8 +257,8 @@ def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progres
             temporary.write_text(json.dumps(_ranges(rows[:done])))
 
     with row_file.open_rows(part, 'features') as file, \
-            processes.progress_bar(total=len(dataset.names), unit='image', desc=f'encode {what}',
-                                   initial=max(len(dataset.names) - len(rows) * processes.count(), 0)) as bar:
+            distributed.progress_bar(total=len(dataset.names), unit='image', desc=f'encode {what}',
+                                     initial=max(len(dataset.names) - len(rows) * distributed.count(), 0)) as bar:
         first = file.tell()
         try:
             for images, *_ in loader:
@@ -272,7 +273,7 @@ def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progres
                     file.seek(first + row * row_bytes)
                     file.write(pixels.tobytes())
                 done += len(images)
-                bar.update(len(images) * processes.count())  # the others are about as fast
+                bar.update(len(images) * distributed.count())  # the others are about as fast
                 if done - noted >= SAFE_EVERY:
                     note()
                     noted = done
@@ -356,15 +357,15 @@ def hold(dataset, encoder, device='cpu'):
     device = torch.device(device)
     if device.type == 'cuda' and needed > MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         device = torch.device('cpu')
-    free = _free_memory() / processes.on_this_machine()
+    free = _free_memory() / distributed.on_this_machine()
     if device.type != 'cuda' and needed > MEMORY_SHARE * free:
         return False
     try:
         held = torch.empty(shape, dtype=torch.float16, device=device)
     except RuntimeError:  # out of memory: this process may have less than the machine
         return False
-    with processes.progress_bar(total=len(held), desc=f'read {dataset.split.lower()} features', unit='image',
-                                delay=2) as bar:
+    with distributed.progress_bar(total=len(held), desc=f'read {dataset.split.lower()} features', unit='image',
+                                  delay=2) as bar:
         for i, source in enumerate(sources):
             with h5py.File(source) as file:
                 for start in range(0, n, 256):  # large reads, in the order of the file

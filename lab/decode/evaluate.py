@@ -1,7 +1,8 @@
 """Captions by beam search: for a test set with its scores, or for one picture with its attention maps.
 
-From a command line, ``python evaluate.py runs/shapes Attention`` leaves the ``test_Attention.json`` that ``test.ipynb``
-does; ``torchrun --nproc_per_node 4 evaluate.py ...`` shares the pictures among four processes.
+From a command line, ``python -m lab.decode.evaluate runs/shapes Attention`` leaves the ``test_Attention.json`` that
+``test.ipynb`` does; ``torchrun --nproc_per_node 4 -m lab.decode.evaluate ...`` shares the
+pictures among four processes.
 """
 
 import argparse
@@ -13,14 +14,14 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Subset
 
-import processes
-from beam_search import beam_search
-from checkpoints import load_models
-from cider import CiderD
 from datasets import CaptionDataset
-from images import load_image
-from metrics import bleu
-from solver import caption_dataset, encode
+from lab.data.images import load_image
+from lab.decode.beam_search import beam_search
+from lab.decode.cider import CiderD
+from lab.decode.metrics import bleu
+from lab.train import distributed
+from lab.train.checkpoints import load_models
+from lab.train.inputs import caption_dataset, encode
 from utils import atomic_path, best_epoch
 
 
@@ -45,11 +46,11 @@ def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
 
     :return: per beam size its captions, and the seconds that it alone would take
     """
-    loader = DataLoader(Subset(dataset, dataset.first_captions[processes.rank()::processes.count()]), batch_size)
+    loader = DataLoader(Subset(dataset, dataset.first_captions[distributed.rank()::distributed.count()]), batch_size)
     found, seconds = [[] for _ in beam_sizes], [0.0] * len(beam_sizes)
     what = f"{model.name}, beam {', '.join(map(str, beam_sizes))}"
     began = time.perf_counter()
-    with torch.no_grad(), processes.progress_bar(total=len(dataset.names), unit='image', desc=what) as bar:
+    with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc=what) as bar:
         for images, *_ in loader:
             encoder_out = encode(model, images)
             for k, beam_size in enumerate(beam_sizes):
@@ -57,9 +58,9 @@ def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
                 found[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
                              beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)]
                 seconds[k] += time.perf_counter() - start
-            bar.update(min(len(images) * processes.count(), bar.total - bar.n))
+            bar.update(min(len(images) * distributed.count(), bar.total - bar.n))
     # image i was captioned by process i % count
-    parts = processes.gather([found])
+    parts = distributed.gather([found])
     for_all = time.perf_counter() - began - sum(seconds)  # reading, and encoding what is not kept
     found = [[parts[i % len(parts)][k][i // len(parts)] for i in range(len(dataset.names))]
              for k in range(len(beam_sizes))]
@@ -145,16 +146,16 @@ def main():
     parser.add_argument('--beam-sizes', nargs='+', type=int, default=[1, 3, 5], metavar='N')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
-    device = processes.connect(args.device)
+    device = distributed.connect(args.device)
     for name, model in load_models(args.run_folder, args.decoders, device).items():
         history = args.run_folder / f'history_{name}.json'
         result = evaluate(model, args.split, args.beam_sizes,
                           history=json.loads(history.read_text()) if history.exists() else None)
         for row in result['scores']:
-            processes.say(f"{name}, beam {row['beam_size']}: " + ', '.join(
+            distributed.say(f"{name}, beam {row['beam_size']}: " + ', '.join(
                 f'{metric} {row[metric]:.3f}' for metric in ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D'))
                 + f"  ({row['seconds']:.1f} s)")
-        if processes.rank() == 0:
+        if distributed.rank() == 0:
             with atomic_path(args.run_folder / f'{args.split.lower()}_{name}.json') as path:
                 path.write_text(json.dumps(result, indent=1))
 
@@ -165,4 +166,4 @@ if __name__ == '__main__':
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
-        processes.disconnect()
+        distributed.disconnect()

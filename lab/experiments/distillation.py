@@ -7,8 +7,10 @@ drawing, those are taken that are nearest to people's captions: the paper's sequ
 with CIDEr-D for nearness where the paper has BLEU. The teacher has trained on the same pictures, so nothing new is told
 of them.
 
-    python distillation.py said.json runs/a/BEST_checkpoint_Attention.pth.tar runs/b/BEST_checkpoint_Attention.pth.tar
-    python train.py ... captions=said.json start_from=runs/a/BEST_checkpoint_Attention.pth.tar output_folder=runs/c
+    python -m lab.experiments.distillation said.json runs/a/BEST_checkpoint_Attention.pth.tar \
+        runs/b/BEST_checkpoint_Attention.pth.tar
+    python -m lab.experiments.train ... captions=said.json output_folder=runs/c \
+        start_from=runs/a/BEST_checkpoint_Attention.pth.tar
 """
 
 import argparse
@@ -18,13 +20,13 @@ import sys
 import numpy as np
 import torch
 
-import processes
-from beam_search import beam_search, sample_search
-from checkpoints import file_digest
-from cider import CiderD
-from ensembles import load_ensemble
-from own_code import code_digest
-from solver import caption_dataset, encode, half_precision
+from lab.decode.beam_search import beam_search, sample_search
+from lab.decode.cider import CiderD
+from lab.more.ensembles import load_ensemble
+from lab.train import distributed
+from lab.train.checkpoints import file_digest
+from lab.train.inputs import caption_dataset, encode, half_precision
+from lab.train.source import code_digest
 from utils import atomic_path
 
 END = ['<end>']  # counts as a word, so that captions that break off are not near
@@ -53,7 +55,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     scorer = CiderD([[caption + END for caption in captions] for captions in dataset.references])
     torch.manual_seed(seed)
     found, scores = [], []
-    with torch.no_grad(), processes.progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
+    with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
         for numbers in torch.arange(len(dataset.names)).split(PICTURES_AT_ONCE):
             images = dataset.images(numbers)
             with half_precision(model.settings):
@@ -81,7 +83,7 @@ def made_of(teachers):
 
     :param teachers: checkpoints, as for :func:`distill`
     """
-    return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest('ensembles.Ensemble'))
+    return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest())
 
 
 def own_captions(dataset, model, number):

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-import lean
-from beam_search import greedy_search, never_said, sample_search
-from cider import CiderD
+from lab.decode.beam_search import greedy_search, never_said, sample_search
+from lab.decode.cider import CiderD
+from lab.train import fast
 from utils import packed
 
 BASELINES = 'greedy', 'mean'
@@ -108,7 +108,7 @@ def log_probabilities(model, encoder_out, found, image_of, dropout=False):
     captions = captions.to(device)
     with reading(model.decoder, dropout):
         if model.lean:
-            decoded = lean.lean_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
+            decoded = fast.lean_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
         else:
             decoded = model.decoder(encoder_out[image_of.to(device)], captions, lengths.unsqueeze(1).to(device))
     scores, captions, decode_lengths, *_, sort_ind = decoded
@@ -124,12 +124,11 @@ def log_probabilities(model, encoder_out, found, image_of, dropout=False):
 
 @contextmanager
 def reading(decoder, dropout):
-    """In the block the decoder trains on the words that are there, not its own, and batch norm uses its running
-    statistics; without ``dropout`` it drops nothing, not even entries of its word vectors."""
+    """In the block batch norm uses its running statistics; without ``dropout`` the decoder drops nothing, not even
+    entries of its word vectors."""
     decoder.train()
     changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout) and not dropout]
     before = [module.p for module in changed]
-    teacher_forcing, decoder.teacher_forcing = getattr(decoder, 'teacher_forcing', 1.0), 1.0
     for module in changed:
         module.p = 0.0
     for module in decoder.modules():
@@ -140,5 +139,4 @@ def reading(decoder, dropout):
     finally:
         for module, p in zip(changed, before, strict=True):
             module.p = p
-        decoder.teacher_forcing = teacher_forcing
         decoder.train()

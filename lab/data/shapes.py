@@ -2,7 +2,7 @@
 
 Every picture depends only on (seed, split, index), so a small set is the beginning of a larger one.
 
-    python shapes.py --output data/shapes --train 1200 --val 150 --test 150 --seed 0
+    python -m lab.data.shapes --output data/shapes --train 1200 --val 150 --test 150 --seed 0
 """
 
 import argparse

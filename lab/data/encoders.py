@@ -15,7 +15,7 @@ import torchvision
 from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SHAPES_CNN_WEIGHTS = Path(__file__).parent / 'weights' / 'shapes_cnn.pth'
+SHAPES_CNN_WEIGHTS = Path(__file__).parents[2] / 'weights' / 'shapes_cnn.pth'
 
 
 @dataclass

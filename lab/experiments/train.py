@@ -1,8 +1,9 @@
 """Train from a command line: ``solver.train`` with any of its settings.
 
-    python train.py attention=False epochs=20 output_folder=runs/long
-    torchrun --nproc_per_node 4 train.py batch_size=512                # four GPUs of this machine
-    accelerate launch --multi_gpu --num_machines 2 --num_processes 16 ... train.py ...
+    python -m lab.experiments.train attention=False epochs=20 output_folder=runs/long
+    torchrun --nproc_per_node 4 -m lab.experiments.train batch_size=512    # four GPUs of this machine
+    accelerate launch --multi_gpu --num_machines 2 --num_processes 16 ... \
+        -m lab.experiments.train ...
 
 Each process takes its share of every batch, so ``batch_size`` is that of all together. On several machines
 ``data_folder`` and ``output_folder`` are folders that all of them see.
@@ -11,7 +12,7 @@ Each process takes its share of every batch, so ``batch_size`` is that of all to
 import ast
 import sys
 
-import processes
+from lab.train import distributed
 from solver import DEFAULTS, train
 
 
@@ -45,4 +46,4 @@ if __name__ == '__main__':
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
-        processes.disconnect()
+        distributed.disconnect()

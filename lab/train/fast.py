@@ -453,8 +453,6 @@ def objection(decoder, encoder_out, encoded_captions, caption_lengths):
     into ``decoder.dropout``; with everything dropped, and in ``eval()``, once more what it returns. What is random
     besides is not replaced. Random generators stay as they are.
     """
-    if hasattr(type(decoder), 'teacher_forcing'):
-        return 'it has scheduled sampling'
     devices = [encoder_out.device] if encoder_out.is_cuda else []
     # cuDNN's LSTM would round to TF32, the cells of a loop do not
     precise = torch.backends.cudnn.flags(enabled=True, allow_tf32=False) if devices else nullcontext()

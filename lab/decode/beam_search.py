@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from lab.data.vocabulary import SPECIAL_TOKENS
 from utils import evaluating
-from vocabulary import SPECIAL_TOKENS
 
 NOT_NUMBERS = ("the decoder's scores are not numbers: look for a division or logarithm in your models.py, "
                'or train again')

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from checkpoints import CaptionModel, load_model
-from features import encoder_digest
+from lab.train.checkpoints import CaptionModel, load_model
+from lab.train.features import encoder_digest
 
 
 class Ensemble(nn.Module):
@@ -124,7 +124,7 @@ def load_ensemble(paths, device=None):
         ends = dict(zip(encoders, itertools.accumulate(one.encoder_dim for one in encoders.values()), strict=True))
         channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in of_model]
     decoder = Ensemble([model.decoder for model in models], channels).eval()
-    settings = {**first.settings, 'decoder': 'ensembles.Ensemble',
+    settings = {**first.settings, 'decoder': 'lab.more.ensembles.Ensemble',
                 'fine_tune_encoder': any(model.settings['fine_tune_encoder'] for model in models)}
     return CaptionModel(encoder, decoder, first.word_map, settings)
 
