@@ -269,7 +269,8 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
     with tempfile.TemporaryDirectory() as folder:
         clean = assemble(ROOT / 'models.py', Path(folder) / 'clean')
         shutil.rmtree(clean / 'tests' / 'given', ignore_errors=True)
-        for name in ('models.py', 'lab/more', 'README.md', 'docs', 'report', 'weights'):
+        more = [f'lab/more/{name}.py' for name in ('adaptive', 'bahdanau', 'captionnet', 'cells')]
+        for name in ('models.py', *more, 'README.md', 'docs', 'report', 'weights'):
             path = clean / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         check_sandbox(clean)
