@@ -32,6 +32,7 @@ from instructor.expected import OF_TODO, STEADY, load, probes, reference_results
 from instructor.grading import evidence, similar
 from instructor.grading.sandbox import Sandbox, missing_isolation
 from instructor.grading.submissions import SubmissionError, read_submission
+from instructor.handout import KEPT_BACK
 from instructor.judge import TODOS, checking, judge
 from utils import atomic_path
 
@@ -268,11 +269,10 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
     output = Path(output)
     with tempfile.TemporaryDirectory() as folder:
         clean = assemble(ROOT / 'models.py', Path(folder) / 'clean')
-        shutil.rmtree(clean / 'tests' / 'given', ignore_errors=True)
-        more = [f'lab/more/{name}.py' for name in ('adaptive', 'bahdanau', 'captionnet', 'cells')]
-        for name in ('models.py', *more, 'README.md', 'docs', 'report', 'weights'):
-            path = clean / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        # no more than a student has, and nothing that it does not need
+        for pattern in (*KEPT_BACK, 'models.py', 'docs', 'report', 'weights'):
+            for path in list(clean.glob(pattern)):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         check_sandbox(clean)
         hidden, fresh = hidden_inputs(load(REFERENCE.read_text(encoding='utf-8'), folder), seed or secrets.token_hex())
         names = unique_names(paths)

@@ -1,4 +1,5 @@
-"""The code that is given. A room per step: ``data``, ``train``, ``decode``, and over them ``more`` and ``experiments``.
+"""The given code, a room for each step. Each ``__init__.py`` says what is in its room.
 
-A module imports only from the rooms before its own.
+Imports go one way: utils, ``lab.data``, datasets and models, ``lab.train``, ``lab.decode``, ``lab.more``, solver,
+``lab.experiments``. A module imports only from what stands before it.
 """

@@ -1,8 +1,8 @@
 """Captions by beam search: for a test set with its scores, or for one picture with its attention maps.
 
 From a command line, ``python -m lab.decode.evaluate runs/shapes Attention`` leaves the ``test_Attention.json`` that
-``test.ipynb`` does; ``torchrun --nproc_per_node 4 -m lab.decode.evaluate ...`` shares the
-pictures among four processes.
+``test.ipynb`` does. ``torchrun --nproc_per_node 4 -m lab.decode.evaluate ...`` shares the pictures among four
+processes.
 """
 
 import argparse

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lab.more.decoder import longest_first, running, weighted_sum
+from lab.more.decoder import longest_first
 from lab.train.fast import packed_lstm
 from models import flatten_pixels, init_word_layers
 
@@ -218,3 +218,20 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         alpha, beta = alpha[..., :-1], alpha[..., -1:]
         return beta * s + weighted_sum(alpha, V), alpha
         ### END SOLUTION
+
+
+def running(decode_lengths, device):
+    """:return: (batch_size, steps) bool: whether a caption still has a word to predict at a step"""
+    lengths = torch.tensor(decode_lengths, device=device)
+    return torch.arange(max(decode_lengths), device=device) < lengths.unsqueeze(1)
+
+
+def weighted_sum(alpha, V):
+    """sum over i of alpha_i v_i
+
+    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
+    :return: (batch_size, d), or (batch_size, steps, d)
+    """
+    if alpha.dim() == 2:
+        return torch.bmm(alpha.unsqueeze(1), V).squeeze(1)
+    return torch.bmm(alpha, V)

@@ -5,7 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from lab.more.decoder import Decoder, running, weighted_sum
+from lab.more.adaptive import running, weighted_sum
+from lab.more.decoder import Decoder
 from models import Encoder, flatten_pixels, init_word_layers
 
 

@@ -61,23 +61,6 @@ def longest_first(encoder_out, encoded_captions, caption_lengths):
     return encoder_out[sort_ind], encoded_captions[sort_ind], (lengths - 1).tolist(), sort_ind
 
 
-def running(decode_lengths, device):
-    """:return: (batch_size, steps) bool: whether a caption still has a word to predict at a step"""
-    lengths = torch.tensor(decode_lengths, device=device)
-    return torch.arange(max(decode_lengths), device=device) < lengths.unsqueeze(1)
-
-
-def weighted_sum(alpha, V):
-    """sum over i of alpha_i v_i
-
-    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
-    :return: (batch_size, d), or (batch_size, steps, d)
-    """
-    if alpha.dim() == 2:
-        return torch.bmm(alpha.unsqueeze(1), V).squeeze(1)
-    return torch.bmm(alpha, V)
-
-
 def true_or_own(true_words, scores, teacher_forcing):
     """The words that a decoder is fed in training (Bengio et al. 2015, arXiv 1506.03099, sec. 2.4).
 

@@ -92,7 +92,7 @@ def find_decoder(cfg):
     decoder = getattr(importlib.import_module(module), name, None)
     source_of(module)
     if not inspect.isclass(decoder):
-        raise ValueError(f'{wrong}, and {module}.py has no class {name}')
+        raise ValueError(f'{wrong}, and {file} has no class {name}')
     missing = [method for method in ('forward', 'start', 'step')
                if getattr(decoder, method, None) is getattr(nn.Module, method, None)]
     if not issubclass(decoder, nn.Module) or missing:

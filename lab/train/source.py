@@ -4,6 +4,7 @@ import ast
 import hashlib
 import inspect
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,10 +17,13 @@ def source_of(module):
 
     :param module: its name, such as 'lab.train.source'
     """
-    spec = find_spec(module)
-    if module not in LOADED or LOADED[module][0] is not spec:  # a module that is loaded again has another spec
-        LOADED[module] = spec, Path(spec.origin).read_bytes()
-    return LOADED[module][1]
+    spec = getattr(sys.modules.get(module), '__spec__', None)
+    before, source = LOADED.get(module, (None, None))
+    reloaded = before is not None and before is not spec  # each time by another spec
+    if source is None or reloaded:
+        source = Path(find_spec(module).origin).read_bytes()
+    LOADED[module] = spec, source
+    return source
 
 
 def modules_of(decoder=None):
@@ -76,5 +80,5 @@ def open_todo(*functions):
     return None
 
 
-for name in modules_of():
-    source_of(name)
+for _module in modules_of():  # now, while they are being loaded: a notebook's kernel lives for hours
+    source_of(_module)

@@ -1,6 +1,7 @@
 """The fingerprint of the code: what changes it, what does not, and which files were edited since they were loaded."""
 
 import importlib
+import shutil
 import subprocess
 import sys
 
@@ -42,10 +43,11 @@ def test_comments_and_empty_lines_do_not_count(other_source, change):
 
 
 def test_a_decoders_own_file_counts_for_this_decoder_only(mine):
+    find_decoder(dict(decoder=f'{MINE}.Mine'))
     others, before = code_digest(), code_digest(f'{MINE}.Mine')
     assert others != before
     mine.write_text(mine.read_text() + '    extra = 1\n')
-    importlib.import_module(MINE)  # a new module: it is read again
+    importlib.reload(sys.modules[MINE])
     assert code_digest() == others and code_digest(f'{MINE}.Mine') != before
 
 
@@ -61,6 +63,24 @@ def test_it_is_of_what_was_loaded_not_of_what_was_edited_since(mine):
     mine.write_text(mine.read_text().replace('    def\n', ''))
     importlib.reload(sys.modules[MINE])
     assert edited(f'{MINE}.Mine') == [] and code_digest(f'{MINE}.Mine') != before
+
+
+def test_an_edit_before_the_first_training_is_seen(tmp_path):
+    """A student imports solver, mends models.py, and only then trains."""
+    for name in ('lab', 'weights'):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__'))
+    for name in ('models.py', 'datasets.py', 'solver.py', 'utils.py'):
+        shutil.copy(ROOT / name, tmp_path)
+    script = """
+import solver
+from lab.train.source import code_digest, edited
+print(edited())
+with open('models.py', 'a') as file:
+    file.write('X = 1')
+print(edited(), code_digest())
+"""
+    run = subprocess.run([sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.split('\n')[:2] == ['[]', f"['models.py'] {code_digest()}"]
 
 
 def test_it_is_the_same_in_every_process():
