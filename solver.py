@@ -356,8 +356,7 @@ def check_decoder(decoder, cfg):
                          'needs two captions')
     if of_epochs(cfg['teacher_forcing']) != (1, 1) and not isinstance(decoder, Decoder):
         raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
-                         'the true words: leave it at 1.0, or take a decoder that has scheduled sampling, as '
-                         'lab.more.bahdanau.DecoderWithBahdanauAttention')
+                         'the true words: leave it at 1.0, or take a decoder made from lab.more.decoder.Decoder')
     asks = [name for name in ('embed_dropout', 'word_vectors', 'tune_word_vectors') if cfg[name] != DEFAULTS[name]]
     if asks and not isinstance(getattr(decoder, 'embedding', None), nn.Embedding):
         raise ValueError(f'setting {asks[0]!r} is {cfg[asks[0]]!r}, but {kind.__name__} has no nn.Embedding under the '

@@ -82,8 +82,7 @@ def find_decoder(cfg):
     if not cfg.get('decoder'):
         return DecoderWithAttention if cfg['attention'] else DecoderWithRNN
     module, _, name = cfg['decoder'].rpartition('.')
-    wrong = (f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder' or "
-             "'lab.more.captionnet.CaptionNet'")
+    wrong = f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder'"
     # only a file of this lab, since a checkpoint may come from anyone
     file = f"{module.replace('.', '/')}.py"
     if not (all(map(str.isidentifier, module.split('.'))) and (ROOT / file).exists()):
