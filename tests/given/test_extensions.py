@@ -1012,7 +1012,8 @@ def test_trained_by_the_same_loop(tiny_cfg, decoder, options):
 
 
 def test_a_decoder_without_its_file(tiny_cfg):
-    with pytest.raises(ValueError, match="'decoder' is 'CaptionNet'; it must be like 'my_decoder.MyDecoder', the file's name before a dot"):
+    said = "'decoder' is 'CaptionNet'; it must be like 'my_decoder.MyDecoder', the file's name before a dot"
+    with pytest.raises(ValueError, match=said):
         train({**tiny_cfg, 'decoder': 'CaptionNet'})
 
 
