@@ -98,7 +98,7 @@ def test_the_usual_way_does_all_that_is_said_of_it(models, monkeypatch):
     machine = bench.Machine('cpu', small=True)
     setting = bench.Setting(models, machine, 'soft attention', 64)
     setting.decoder.attention.encoder_att.register_forward_hook(lambda *_: seen.update(keys=seen['keys'] + 1))
-    monkeypatch.setattr(bench.lean, 'lean_forward', counting('lean', bench.lean.lean_forward, lambda *_: 1))
+    monkeypatch.setattr(bench.fast, 'lean_forward', counting('lean', bench.fast.lean_forward, lambda *_: 1))
     setting.textbook_step()
     assert seen['keys'] == setting.lengths.max() - 1 and not seen['lean']
     setting.lean_step()
@@ -127,7 +127,7 @@ def test_the_usual_way_does_all_that_is_said_of_it(models, monkeypatch):
 
 def test_half_precision_is_of_the_labs_own_way(monkeypatch, tmp_path):
     seen = dict(forward=set(), lean_forward=set())
-    for module, name in ((textbook, 'forward'), (bench.lean, 'lean_forward')):
+    for module, name in ((textbook, 'forward'), (bench.fast, 'lean_forward')):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, real=real, name=name: (
             seen[name].add(torch.is_autocast_enabled('cpu')), real(*given))[1])

@@ -36,7 +36,7 @@ class CaptionModel:
     :ivar settings: the ``cfg`` of its training
     :ivar history: per epoch a dict of losses and scores
     :ivar tuned: the encoder's weights come from a checkpoint, of a training that fine-tuned it
-    :ivar lean: ``lean.lean_forward`` takes the place of the decoder's ``forward``
+    :ivar lean: ``fast.lean_forward`` takes the place of the decoder's ``forward``
     """
 
     encoder: nn.Module

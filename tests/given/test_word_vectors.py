@@ -97,7 +97,7 @@ def test_word_vectors_are_read_line_by_line(tmp_path):
 def test_frozen_or_tuned(tiny_cfg, vectors, tune, lean, capsys):
     cfg = {**tiny_cfg, 'word_vectors': vectors, 'tune_word_vectors': tune, 'lean': lean}
     train(cfg)
-    assert 'as it is written' not in capsys.readouterr().out  # frozen ones do not hinder lean.py
+    assert 'as it is written' not in capsys.readouterr().out  # frozen ones do not hinder the fast path
     model = load_model(checkpoint_paths({**DEFAULTS, **cfg})[1], 'cpu')
     stays = (model.decoder.embedding.weight[model.word_map['red']] == 1).all()
     check(stays != tune, 'TODO 14, load', f'a row of the file that training {"changes" if tune else "leaves as it is"}',
