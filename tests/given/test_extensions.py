@@ -629,10 +629,10 @@ def own_words():
     """What true_or_own gives can be fed, or what is fed with it stops."""
     where = 'TODO 11, true_or_own'
     found = called(where, lambda words, scores: true_or_own(words, scores, 0.25),
-                   true_words=torch.full((5,), 2), scores=torch.tensor([0.5, 0.3, 0.2]).log().repeat(5, 1))
+                   true_words=torch.full((50,), 2), scores=torch.tensor([0.5, 0.3, 0.2]).log().repeat(50, 1))
     kind = type(found).__name__
-    check(torch.is_tensor(found), where, 'a tensor of 5 words', f'{kind}', 'the return is missing')
-    check(found.shape == (5,), where, 'shape (5,) for 5 words', f'it is {tuple(found.shape)}',
+    check(torch.is_tensor(found), where, 'a tensor of 50 words', f'{kind}', 'the return is missing')
+    check(found.shape == (50,), where, 'shape (50,) for 50 words', f'it is {tuple(found.shape)}',
           'torch.multinomial gives (n, 1)')
     check(found.dtype == torch.long, where, 'words, torch.int64', f'{found.dtype}', 'they are indices, as true_words')
 
