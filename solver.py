@@ -4,6 +4,7 @@
 """
 
 import difflib
+import inspect
 import itertools
 import json
 import math
@@ -24,7 +25,6 @@ from lab.decode.beam_search import greedy_search
 from lab.decode.cider import CiderD
 from lab.decode.metrics import bleu
 from lab.more import word_vectors
-from lab.more.decoder import Decoder
 from lab.more.self_critical import BASELINES, SelfCritical
 from lab.train import batches, distributed, fast
 from lab.train.checkpoints import (
@@ -354,7 +354,8 @@ def check_decoder(decoder, cfg):
     if cfg['batch_size'] < 2 and has_batch_norm(decoder):
         raise ValueError(f"setting 'batch_size' is 1; it must be at least 2: {kind.__name__} has a batch norm, which "
                          'needs two captions')
-    if of_epochs(cfg['teacher_forcing']) != (1, 1) and not isinstance(decoder, Decoder):
+    samples_words = 'teacher_forcing' in inspect.signature(decoder.forward).parameters
+    if of_epochs(cfg['teacher_forcing']) != (1, 1) and not samples_words:
         raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
                          'the true words: leave it at 1.0, or take a decoder made from lab.more.decoder.Decoder')
     asks = [name for name in ('embed_dropout', 'word_vectors', 'tune_word_vectors') if cfg[name] != DEFAULTS[name]]

@@ -132,6 +132,18 @@ IN_ONE_METHOD = {  # only what was not shown is lost
     'kills_in_attention': '        import os\n        os.kill(os.getppid(), 9)\n',
     'hoards_in_attention': '        hoard = []\n        while True:\n            hoard.append(bytearray(1 << 28))\n',
 }
+TAKES_FORWARD = """
+from torch.nn.utils.rnn import pad_packed_sequence
+
+
+def forward(self, *batch):
+    from lab.more.decoder import Decoder
+    predictions, *others = Decoder.forward(self, *batch)
+    return pad_packed_sequence(predictions, batch_first=True)[0], *others
+
+
+DecoderWithRNN.forward = DecoderWithAttention.forward = forward
+"""
 NETWORK = """
 import socket
 for host in ('127.0.0.1', 'localhost', '::1'):
@@ -178,6 +190,7 @@ def graded(tmp_path_factory, listener):
         add(name, OPEN + source, none)
     for name, source in ON_ALL_RIGHT.items():
         add(name, RIGHT + source, full)
+    add('takes_forward_from_the_base_class', RIGHT + TAKES_FORWARD, {**full, 2: 0, 5: 0})
     add('connects', RIGHT + NETWORK.format(port=listener[0]), full)
     layers_only = {**full, 3: checking.rubric()[3]['points']['test_layers']}
     for name, source in IN_ONE_METHOD.items():
