@@ -87,7 +87,7 @@ DEFAULTS = dict(
     bf16=None,                      # matrix products in half precision; None: where the device is made for it
     accumulate=1,                   # a step's gradient from so many parts of the batch, if memory is short
     compile=False,                  # torch.compile the encoder, where it runs and that works
-    lean=True,                      # the same formulas with fewer operations, where your forward agrees (fast.py)
+    fast=True,                      # the same formulas with fewer operations, where your forward agrees (fast.py)
     seed=0,
     # files and output
     output_folder='runs',           # checkpoints and history go here
@@ -146,7 +146,7 @@ def check_settings(cfg):
             for p in of_epochs(v)), f'{wanted}, or two: in the first and in the last epoch')
         cfg[name] = tuple(cfg[name]) if isinstance(cfg[name], list) else cfg[name]
     require('decoder_options', dict, lambda v: all(isinstance(key, str) for key in v), 'a dict')
-    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'hold_features', 'cosine', 'lean', 'flip',
+    for name in ('attention', 'fine_tune_encoder', 'cache_features', 'hold_features', 'cosine', 'fast', 'flip',
                  'bucket', 'compile', 'tune_word_vectors', 'samples_dropout'):
         require(name, bool, lambda v: True, 'True or False')
     for name in ('by_picture', 'bf16'):
@@ -252,8 +252,8 @@ def train(cfg, encoder=None):
         train_data.replace_captions(cfg['captions'], word_map)
     if not cfg['checkpoint']:
         progress['made_of'] = made_of(cfg)
-    if cfg['lean']:
-        use_lean(model, train_data)
+    if cfg['fast']:
+        use_fast_forward(model, train_data)
     model.decoder = distributed.share_batch_norm(model.decoder)
     if cfg['embed_dropout']:
         model.decoder.embedding.register_forward_hook(
@@ -368,8 +368,8 @@ def has_batch_norm(module):
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
 
 
-def use_lean(model, dataset):
-    """Train by ``fast.lean_forward`` if the decoder's own ``forward`` gives the same on a few captions.
+def use_fast_forward(model, dataset):
+    """Train by ``fast.fast_forward`` if the decoder's own ``forward`` gives the same on a few captions.
 
     Decoders of other files are trained as they are.
     """
@@ -379,12 +379,14 @@ def use_lean(model, dataset):
     with torch.no_grad():
         encoder_out = encode(model, few.images)
     device = encoder_out.device
-    objection = fast.objection(model.decoder, encoder_out[few.image_of.to(device)], few.captions.to(device),
-                               few.caplens.unsqueeze(1).to(device))
-    model.lean = all(distributed.gather([objection is None]))
-    if not model.lean:
-        distributed.say(f'Training runs the forward of {type(model.decoder).__name__} as it is written, not the faster '
-                        f'one of fast.py ({objection}).')
+    why = fast.difference(model.decoder, encoder_out[few.image_of.to(device)], few.captions.to(device),
+                          few.caplens.unsqueeze(1).to(device))
+    model.fast = all(distributed.gather([why is None]))
+    if model.fast:
+        distributed.say("Your forward agrees with the formulas: training runs the lab's faster form "
+                        '(lab/train/fast.py). fast=False runs yours.')
+    else:
+        distributed.say(f'Training runs your forward of {type(model.decoder).__name__} as it is written: {why}.')
 
 
 def few_captions(dataset):
@@ -502,7 +504,7 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
     L = -log p(y | x) + alpha_c * sum over pixels of (1 - sum over words of alpha)^2
     (*Show, Attend and Tell*, eq. 14; the mean over pixels and captions is taken here).
 
-    :param decoded: what the decoder's ``forward`` or ``fast.lean_forward`` returns
+    :param decoded: what the decoder's ``forward`` or ``fast.fast_forward`` returns
     :param alpha_c: weight of the penalty
     :param of_words, of_captions: where this is a part of a batch: words and captions of the whole of it. The losses of
         the parts add up to that of the whole
@@ -514,7 +516,8 @@ def caption_loss(decoded, alpha_c, of_words=None, of_captions=None, label_smooth
     targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True).data
     scores = packed(scores, decode_lengths).data
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # no half precision here
-    loss = fast.cross_entropy(scores, targets, label_smoothing) / (of_words or len(targets))
+    loss = nn.functional.cross_entropy(scores, targets, reduction='sum', label_smoothing=label_smoothing)
+    loss = loss / (of_words or len(targets))
     for alpha in alphas:
         loss = loss + alpha_c * doubly_stochastic_penalty(alpha) * len(captions) / (of_captions or len(captions))
     return loss, topk_accuracy(scores.detach(), targets, 5), len(targets)
@@ -589,8 +592,8 @@ def decode(model, batch, teacher_forcing=1.0):
     with half_precision(model.settings):
         encoder_out = encode(model, batch.images)
         captions, caplens = batch.captions.to(device, non_blocking=True), batch.caplens.unsqueeze(1)
-        if model.lean:
-            return fast.lean_forward(model.decoder, encoder_out, captions, caplens, batch.image_of)
+        if model.fast:
+            return fast.fast_forward(model.decoder, encoder_out, captions, caplens, batch.image_of)
         decoded = model.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
                                 caplens.to(device, non_blocking=True),
                                 **{} if teacher_forcing == 1 else dict(teacher_forcing=teacher_forcing))

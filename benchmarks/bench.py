@@ -218,27 +218,27 @@ class Setting:
     def textbook_loss(self, grids):
         return textbook.loss(textbook.forward(self.decoder, grids, self.captions, self.lengths))
 
-    def lean_loss(self, grids, lengths=None, image_of=None):
+    def fast_loss(self, grids, lengths=None, image_of=None):
         with self.machine.precision():
-            decoded = fast.lean_forward(self.decoder, grids, self.captions,
+            decoded = fast.fast_forward(self.decoder, grids, self.captions,
                                         self.lengths if lengths is None else lengths, image_of)
         return caption_loss(decoded, 1.0)[0]
 
     def textbook_step(self):
         self.update(self.textbook_loss(self.pictures[self.image_of]), self.plain_adam)
 
-    def lean_step(self):
+    def fast_step(self):
         """All captions of a picture are in the batch."""
-        self.update(self.lean_loss(self.pictures, image_of=self.image_of), self.fused_adam)
+        self.update(self.fast_loss(self.pictures, image_of=self.image_of), self.fused_adam)
 
     def default_step(self):
         """No two captions of the batch share a picture."""
-        self.update(self.lean_loss(self.pictures[self.image_of]), self.fused_adam)
+        self.update(self.fast_loss(self.pictures[self.image_of]), self.fused_adam)
 
     def bucketed_steps(self):
         """No two captions of the batch share a picture, all are of like length; as many steps as there are buckets."""
         for lengths in self.buckets:
-            self.update(self.lean_loss(self.pictures[self.image_of], lengths), self.fused_adam)
+            self.update(self.fast_loss(self.pictures[self.image_of], lengths), self.fused_adam)
 
 
 def training(models, machine):
@@ -248,13 +248,13 @@ def training(models, machine):
             setting = Setting(models, machine, kind, cells)
             usual = setting.textbook_step, CAPTIONS
             yield machine.row(f'training step, {kind}, {cells} cells, `by_picture`', 'captions', usual,
-                              (setting.lean_step, CAPTIONS))
+                              (setting.fast_step, CAPTIONS))
             yield machine.row('the same, neither (the default)', 'captions', usual, (setting.default_step, CAPTIONS))
             yield machine.row('the same, `bucket` instead', 'captions', usual,
                               (setting.bucketed_steps, BUCKETS * CAPTIONS))
         native = Setting(models, machine, kind, 64)
         yield machine.row(f'training step, {kind}, 196 cells (8 × 8 pooled up to 14 × 14) against the native 64',
-                          'captions', usual, (native.lean_step, CAPTIONS), repeats=6)  # the first find no pages yet
+                          'captions', usual, (native.fast_step, CAPTIONS), repeats=6)  # the first find no pages yet
     setting = Setting(models, machine, 'soft attention', 64)
     with machine.precision():
         left, right = (torch.randn(2048, 2048, device=machine.device) for _ in range(2))
@@ -263,8 +263,8 @@ def training(models, machine):
             with machine.precision():
                 return left @ right
 
-        step, of_machine, of_onednn = machine.in_turns(*(functools.partial(machine.best, function) for function in (
-            setting.lean_step, product, lambda: fast.product(left, right))))
+        step, of_machine = machine.in_turns(*(functools.partial(machine.best, function) for function in (
+            setting.fast_step, product)))
     a, (e, d, v, m) = machine.attention_dim, (
         machine.sizes[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
     words, pictures, cells = int((setting.lengths - 1).sum()), len(setting.pictures), 64
@@ -274,9 +274,6 @@ def training(models, machine):
     limit = 2 * 2048 ** 3 / of_machine / 1e9
     what = (f"the attention step's matrix products: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s that the machine "
             'has for 2048 × 2048')
-    if not machine.bf16:
-        best = 2 * 2048 ** 3 / of_onednn / 1e9
-        what += f', {rate / best:.0%} of the {best:,.0f} that it has by oneDNN'
     yield dict(what=what, unit='GFLOP', usual=None, ours=rate, usual_mb=None, ours_mb=None, share=rate / limit)
 
 
@@ -302,12 +299,12 @@ def encoding(models, machine):
         usual.update(usual.textbook_loss(encode_per_caption()), usual.plain_adam)
 
     def first_epoch():
-        native.update(native.lean_loss(encode_once().float().clone(), image_of=native.image_of), native.fused_adam)
+        native.update(native.fast_loss(encode_once().float().clone(), image_of=native.image_of), native.fused_adam)
 
     yield machine.row('ResNet-101 over the pictures: once per caption and pooled up, against once', 'pictures',
                       (encode_per_caption, pictures), (encode_once, pictures), rounds=2, repeats=1)
     yield machine.row('an epoch, encoder frozen: the same and training, against training on kept features', 'pictures',
-                      (usual_frozen, pictures), (native.lean_step, pictures), rounds=2, repeats=2)
+                      (usual_frozen, pictures), (native.fast_step, pictures), rounds=2, repeats=2)
     yield machine.row('the first epoch, which makes these features', 'pictures', (usual_frozen, pictures),
                       (first_epoch, pictures), rounds=1, repeats=1)
 
@@ -325,7 +322,7 @@ def encoding(models, machine):
     def tuned():
         with machine.precision():
             grids = grid_of(images)
-        native.update(native.lean_loss(grids, image_of=native.image_of), native.fused_adam, fused)
+        native.update(native.fast_loss(grids, image_of=native.image_of), native.fused_adam, fused)
 
     yield machine.row('an epoch, encoder fine-tuned: it runs once per caption, against once per picture', 'pictures',
                       (usual_tuned, pictures), (tuned, pictures), rounds=1, repeats=2)

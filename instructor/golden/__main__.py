@@ -62,14 +62,14 @@ def train_and_test():
     for fast in (False, True):
         best = {}
         for name, own in RUNS.items():
-            cfg = {**SMALL, **own, 'lean': fast, 'output_folder': f'runs/{name}-{fast}'}
+            cfg = {**SMALL, **own, 'fast': fast, 'output_folder': f'runs/{name}-{fast}'}
             if 'start_from' in own:
                 cfg['start_from'] = str(best[own['start_from']])
             history = train(cfg)
             best[name] = next(Path(cfg['output_folder']).glob('BEST_*.pth.tar'))
             result = evaluate(load_model(best[name], 'cpu'), beam_sizes=(1, 3))
             found[f'{name}, fast path {"on" if fast else "off"}'] = steady(dict(history=history, test=result))
-    comparison = compare(COMPARED, {**SMALL, 'lean': False, 'epochs': 2}, 'runs/compare', beam_sizes=(1, 3))
+    comparison = compare(COMPARED, {**SMALL, 'fast': False, 'epochs': 2}, 'runs/compare', beam_sizes=(1, 3))
     found['comparison, fast path off'] = steady(comparison)
     return found
 

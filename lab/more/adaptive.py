@@ -6,7 +6,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lab.more.decoder import longest_first
-from lab.train.fast import packed_lstm
 from models import flatten_pixels, init_word_layers
 
 
@@ -140,11 +139,15 @@ class DecoderWithSpatialAttention(nn.Module):
         return predictions, captions, decode_lengths, alphas, sort_ind
 
     def all_states(self, x, decode_lengths):
-        """One LSTM call over all words, from zero states: h and tanh(m) (batch_size, steps, decoder_dim)."""
+        """The LSTM over all words, from zero states: h and tanh(m) (batch_size, steps, decoder_dim)."""
         packed = pack_padded_sequence(x, decode_lengths, batch_first=True)
-        zero = self.decode_step.weight_hh.new_zeros(len(x), self.decode_step.hidden_size)
-        states = packed_lstm(self.decode_step, packed.data, zero, zero, packed.batch_sizes)
-        return (pad_packed_sequence(packed._replace(data=data), batch_first=True)[0] for data in states)
+        h = m = self.decode_step.weight_hh.new_zeros(len(x), self.decode_step.hidden_size)
+        states = []
+        for words in packed.data.split(packed.batch_sizes.tolist()):  # of the captions still running, the first so many
+            h, m = self.decode_step(words, (h[:len(words)], m[:len(words)]))
+            states.append((h, torch.tanh(m)))
+        return (pad_packed_sequence(packed._replace(data=torch.cat(all_steps)), batch_first=True)[0]
+                for all_steps in zip(*states, strict=True))
 
     def start(self, encoder_out):
         """

@@ -107,8 +107,8 @@ def log_probabilities(model, encoder_out, found, image_of, dropout=False):
         caption[:len(row)] = torch.tensor(row)
     captions = captions.to(device)
     with reading(model.decoder, dropout):
-        if model.lean:
-            decoded = fast.lean_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
+        if model.fast:
+            decoded = fast.fast_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
         else:
             decoded = model.decoder(encoder_out[image_of.to(device)], captions, lengths.unsqueeze(1).to(device))
     scores, captions, decode_lengths, *_, sort_ind = decoded

@@ -25,7 +25,7 @@ from lab.train.source import ROOT, edited, source_of
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
 from utils import atomic_path
 
-FORMAT = 2  # raise when checkpoints change: those of another format are refused
+FORMAT = 3  # raise when checkpoints change: those of another format are refused
 
 
 @dataclass
@@ -36,7 +36,7 @@ class CaptionModel:
     :ivar settings: the ``cfg`` of its training
     :ivar history: per epoch a dict of losses and scores
     :ivar tuned: the encoder's weights come from a checkpoint, of a training that fine-tuned it
-    :ivar lean: ``fast.lean_forward`` takes the place of the decoder's ``forward``
+    :ivar fast: ``fast.fast_forward`` takes the place of the decoder's ``forward``
     """
 
     encoder: nn.Module
@@ -45,7 +45,7 @@ class CaptionModel:
     settings: dict
     history: list = field(default_factory=list)
     tuned: bool = False
-    lean: bool = False
+    fast: bool = False
 
     @property
     def name(self):

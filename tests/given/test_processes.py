@@ -61,7 +61,7 @@ def whole(cfg):
 @pytest.mark.parametrize(('count', 'settings'), [
     (2, dict(attention=True, grad_clip=1e-3)),  # of the sum of all gradients
     (4, dict(attention=True, by_picture=True, bucket=True)),
-    (2, dict(attention=True, lean=False, accumulate=2)),
+    (2, dict(attention=True, fast=False, accumulate=2)),
     (2, dict(attention=True, fine_tune_encoder=True, batch_size=60)),
 ], ids=['attention', 'four', 'own_forward_in_parts', 'fine_tuned'])
 def test_the_same_curve_as_one_process_with_the_whole_batch(tiny_cfg, count, settings):

@@ -37,7 +37,7 @@ def trained(request, tiny_data, tmp_path_factory):
 @pytest.fixture
 def model(trained):
     model = load_model(trained[1], 'cpu')
-    model.lean = model.name in ('Attention', 'NoAttention')
+    model.fast = model.name in ('Attention', 'NoAttention')
     return model
 
 
@@ -53,8 +53,8 @@ def test_log_probabilities_are_those_of_the_draw(model, max_len):
     image_of = torch.arange(4).repeat_interleave(6)
     drawn = sample_search(model.decoder, encoded(model)[image_of], model.word_map, max_len)
     assert max_len > 3 or not all(one.finished for one in drawn)
-    for lean in {model.lean, False}:
-        model.lean = lean
+    for fast in {model.fast, False}:
+        model.fast = fast
         found = log_probabilities(model, encoded(model), drawn, image_of)
         assert found.tolist() == pytest.approx([one.score for one in drawn], abs=1e-3)
         assert found.requires_grad

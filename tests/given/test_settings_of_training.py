@@ -64,8 +64,8 @@ def test_weight_decay_makes_weights_smaller(tiny_cfg):
     assert norms[0.0][0] == norms[0.0][1] > 1.02 * norms[1.0][0]
 
 
-@pytest.mark.parametrize('lean', [True, False])
-def test_dropout_on_embeddings_is_on_in_training_only(tiny_cfg, monkeypatch, lean):
+@pytest.mark.parametrize('fast', [True, False])
+def test_dropout_on_embeddings_is_on_in_training_only(tiny_cfg, monkeypatch, fast):
     shares = {True: [], False: []}
     real = nn.functional.dropout
 
@@ -76,12 +76,12 @@ def test_dropout_on_embeddings_is_on_in_training_only(tiny_cfg, monkeypatch, lea
         return out
 
     monkeypatch.setattr(nn.functional, 'dropout', dropout)
-    train({**tiny_cfg, 'embed_dropout': 0.4, 'dropout': 0.0, 'lean': lean, 'epochs': 1})
+    train({**tiny_cfg, 'embed_dropout': 0.4, 'dropout': 0.0, 'fast': fast, 'epochs': 1})
     assert sum(shares[True]) / len(shares[True]) == pytest.approx(0.4, abs=0.02)
     assert shares[False] and max(shares[False]) == 0
 
 
-@pytest.mark.parametrize('how', [{}, {'lean': False}, {'cache_features': False}, {'fine_tune_encoder': True}])
+@pytest.mark.parametrize('how', [{}, {'fast': False}, {'cache_features': False}, {'fine_tune_encoder': True}])
 def test_feature_dropout_takes_channels_from_whole_pictures_in_training_only(tiny_cfg, monkeypatch, how):
     shares, real = {True: [], False: []}, solver.encode
 

@@ -720,7 +720,7 @@ def test_settings_of_the_batches_are_heard(tiny_cfg, monkeypatch):
 
     monkeypatch.setattr(solver.batches, 'shuffled', watched)
     monkeypatch.setattr(solver.batches, 'Batches', watching)
-    monkeypatch.setattr(solver, 'use_lean', lambda *_: None)  # it takes a few captions in a batch of its own
+    monkeypatch.setattr(solver, 'use_fast_forward', lambda *_: None)  # it takes a few captions in a batch of its own
     cfg = {**tiny_cfg, 'epochs': 1}
     for settings, expected in (
             ({}, [False, False, False]), (dict(flip=True), [False, False, True]),
@@ -828,8 +828,8 @@ def test_half_precision_comes_close(tiny_cfg, tmp_path, attention):
 
 @pytest.mark.parametrize('attention', KINDS)
 def test_held_features_and_files_give_the_same_training(tiny_cfg, tmp_path, monkeypatch, attention):
-    cfg, held, real = {**tiny_cfg, 'attention': attention}, [], solver.use_lean
-    monkeypatch.setattr(solver, 'use_lean', lambda model, dataset: (
+    cfg, held, real = {**tiny_cfg, 'attention': attention}, [], solver.use_fast_forward
+    monkeypatch.setattr(solver, 'use_fast_forward', lambda model, dataset: (
         held.append(dataset.held is not None), real(model, dataset)))
     histories = [without_seconds(train({**cfg, 'hold_features': hold, 'output_folder': str(tmp_path / str(hold))}))
                  for hold in (True, False)]

@@ -92,10 +92,10 @@ def test_word_vectors_are_read_line_by_line(tmp_path):
           f'{peak / 1e6:.0f} MB', 'all lines are collected before the first is used')
 
 
-@pytest.mark.parametrize('lean', [True, False])
+@pytest.mark.parametrize('fast', [True, False])
 @pytest.mark.parametrize('tune', [True, False])
-def test_frozen_or_tuned(tiny_cfg, vectors, tune, lean, capsys):
-    cfg = {**tiny_cfg, 'word_vectors': vectors, 'tune_word_vectors': tune, 'lean': lean}
+def test_frozen_or_tuned(tiny_cfg, vectors, tune, fast, capsys):
+    cfg = {**tiny_cfg, 'word_vectors': vectors, 'tune_word_vectors': tune, 'fast': fast}
     train(cfg)
     assert 'as it is written' not in capsys.readouterr().out  # frozen ones do not hinder the fast path
     model = load_model(checkpoint_paths({**DEFAULTS, **cfg})[1], 'cpu')
