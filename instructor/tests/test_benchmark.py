@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import bench, textbook
+from benchmarks import bench, fast_pieces, textbook
 from lab.decode.beam_search import beam_search
 from solver import caption_loss
 
@@ -146,6 +146,22 @@ def test_peak_memory():
     machine = bench.Machine('cpu')
     assert machine.peak(lambda: torch.ones(50_000_000)) == pytest.approx(200, rel=0.1)
     assert machine.peak(lambda: None) < 5
+
+
+def test_stand_ins_for_the_pieces_of_the_fast_form_compute_the_same(models, monkeypatch, capsys):
+    setting = bench.Setting(models, bench.Machine('cpu', small=True), 'soft attention', 64)
+    setting.decoder.eval()  # dropout draws in another order
+    losses, update = [], setting.update
+    monkeypatch.setattr(setting, 'update', lambda loss, *_: (
+        losses.append(loss.item()), setting.decoder.zero_grad(), update(loss),
+        losses.append(sum(p.grad.square().sum() for p in setting.decoder.parameters()).item())))
+    steps = fast_pieces.rows(setting)
+    for _, step in steps:
+        step()
+    assert losses == pytest.approx(losses[:2] * len(steps), rel=1e-4)
+    monkeypatch.setattr('sys.argv', ['fast_pieces', '--small'])
+    fast_pieces.main()
+    assert [line.split(' | ')[0][2:] for line in capsys.readouterr().out.splitlines()[2:]] == [name for name, _ in steps]
 
 
 def test_unknown_part(monkeypatch, capsys):

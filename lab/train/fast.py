@@ -1,22 +1,21 @@
 """The decoders' formulas with fewer operations: ``solver.train`` runs them in place of a ``forward`` that agrees.
 
-A loop over words as in ``models.py`` does much again that is the same for all of them:
+A loop over words as in ``models.py`` does much at every word that could be done once:
 
-================================================  ==================================================================
-the textbook loop                                 here
-================================================  ==================================================================
-attention keys ``encoder_att(a_i)`` at each word  once per picture
-each word through the LSTM's weights at its step  the words' part of the gates once for all words of the batch
-scores of the vocabulary at each step             once for all words, true ones only: nothing is computed for padding
-a picture is read for each of its captions        one product reads it for all its captions in the batch
-three products with h: query, gate, LSTM          one, of the three weights in one matrix
-a weight's gradient is summed step by step        one product over all steps: :class:`Product`
-relu(key + query) of all pixels kept at each step  made again on the way back: :class:`Score`
-================================================  ==================================================================
+===============================================  ====================================================================
+the textbook loop                                here
+===============================================  ====================================================================
+the keys ``encoder_att(a_i)`` at every word      once per picture
+each word into the LSTM's gates at its step      one product for all words of the batch
+scores of the vocabulary at every step           one product for all words, true ones only: nothing for padding
+a picture is read for each of its captions       one product reads it for all its captions in the batch
+three products with h: query, gate, LSTM         one: the three weights are one matrix
+a weight's gradient is summed step by step       one product over all steps (:class:`Product`)
+relu(key + query) of every step is kept          made again on the way back (:class:`Score`)
+===============================================  ====================================================================
 
-The first five are plain autograd. ``python -m benchmarks.fast_pieces`` in the whole repository measures what each buys
-(docs/speed.md). The results are those of the textbook loop (outputs and gradients within 1e-5). ``train`` uses this
-where :func:`difference` finds none, and your own ``forward`` elsewhere.
+All but the last two are plain autograd. What each buys is in docs/speed.md. Outputs and gradients are those of the
+textbook loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else your own ``forward``.
 """
 
 import copy
@@ -52,10 +51,10 @@ def fast_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     picture_of = order if image_of is None else image_of.cpu()[order]
     order = order.to(device, non_blocking=True)
     captions = encoded_captions[order]
-    # the words that are read: first those of step 0, longest caption first, then those of step 1, ...
+    # the words that are read: those of step 0, longest caption first, then those of step 1, ...
     words, sizes, *_ = pack_padded_sequence(captions[:, :-1], decode_lengths, batch_first=True)
     embeddings = decoder.embedding(words)
-    # the mean pixel alone has the same mean as all of them
+    # textbook: the mean of each caption's picture; the mean pixel alone has the same mean as all of them
     mean = pictures.mean(dim=1, keepdim=True).index_select(0, picture_of.to(device, non_blocking=True))
     h, c = decoder.init_hidden_state(mean)
     h, c = (state.to(torch.promote_types(state.dtype, torch.float32)) for state in (h, c))
@@ -70,16 +69,14 @@ def fast_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
 
 
 def plain_states(cell, embeddings, h, c, sizes):
-    """The plain decoder's LSTM: one call of torch's own for all words. Textbook: ``cell`` at each step.
+    """The plain decoder's LSTM (*Show and Tell*, eqs. 11 and 12), all words in one call.
 
-    :param cell: ``nn.LSTMCell``
-    :param embeddings: (words, embed_dim), step by step
-    :param h, c: (batch_size, decoder_dim) first state
-    :param sizes: (steps,) how many captions run at each step, on the CPU
+    :param cell: ``nn.LSTMCell``; the others as of :func:`attentive_states`, but sizes a tensor on the CPU
     :return: hidden states (words, decoder_dim)
     """
     weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-    with torch.autocast(h.device.type, enabled=False):  # it would take float16, which has too small a range
+    # textbook: h, c = cell(word, (h, c)) at each step. Autocast on a GPU would take float16 here, of too small a range
+    with torch.autocast('cuda', enabled=False):
         states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
                                 True, False)  # what nn.LSTM calls
     return states
@@ -95,36 +92,35 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     :param sizes: list, how many captions run at each step: the first so many
     :return: hidden states (words, decoder_dim) and alphas (words, num_pixels), step by step
     """
-    attention, cell = decoder.attention, decoder.decode_step
+    attention, cell, device = decoder.attention, decoder.decode_step, pictures.device
     # textbook: at each step
-    keys = attention.encoder_att(pictures).index_select(0, picture_of.to(pictures.device))
+    keys = attention.encoder_att(pictures).index_select(0, picture_of.to(device))
     # textbook: at each step W_ih [word; beta z], which is W_word word + W_z (beta z)
     W_word, W_z = cell.weight_ih.split([embeddings.shape[1], pictures.shape[2]], dim=1)
     words_in = F.linear(embeddings, W_word).split(sizes)
     # textbook: decoder_att(h), f_beta(h) and W_hh h, each by itself
     parts = attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh
-    W_h, widths = torch.cat(parts), [len(part) for part in parts]
     bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias, cell.bias_ih + cell.bias_hh])
-    w, low = attention.att.weight.flatten(), keys.dtype
-    W_h, W_z, w = W_h.to(low), W_z.to(low), w.to(low)
+    half = keys.dtype  # of products, under autocast
+    W_h, W_z, w = (weight.to(half) for weight in (torch.cat(parts), W_z, attention.att.weight.flatten()))
     of_h, of_z, of_scores = {}, {}, {}  # what the steps leave for one another on the way back
-
     # textbook: a copy of the picture for each caption
     chosen, captions_each, place, pictures_of = side_by_side(picture_of)
-    pictures, place = pictures.index_select(0, chosen.to(pictures.device)).to(low), place.to(pictures.device)
+    pictures, place = pictures.index_select(0, chosen.to(device)).to(half), place.to(device)
+
     states, alphas = [], []
     for step, (n, word) in enumerate(zip(sizes, words_in, strict=True)):
         h, c, pictures, place = h[:n], c[:n], pictures[:pictures_of[n]], place[:n]
-        query, gate, gates = (Product.apply(h.to(low), W_h, step, of_h) + bias).split(widths, dim=1)
-        scores = Score.apply(keys, query.to(low), w, step, of_scores) + attention.att.bias
+        query, gate, gates = (Product.apply(h.to(half), W_h, step, of_h) + bias).split(list(map(len, parts)), dim=1)
+        # textbook: att(relu(keys + query))
+        scores = Score.apply(keys, query.to(half), w, step, of_scores) + attention.att.bias
         alpha = scores.softmax(dim=1)                                                       # eq. 5
         # textbook: z = sum over i of alpha_i a_i, caption by caption
         room = alpha.new_zeros(len(pictures) * captions_each, alpha.shape[1]).index_copy(0, place, alpha)
         z = room.unflatten(0, (len(pictures), captions_each)) @ pictures
-        z = z.flatten(0, 1).index_select(0, place)
-        z = gate.sigmoid() * z                                                              # sec. 4.2.1
-        gates = gates + word + Product.apply(z.to(low), W_z, step, of_z)
-        i, f, g, o = gates.chunk(4, dim=1)                                                  # eqs. 1 to 3
+        z = gate.sigmoid() * z.flatten(0, 1).index_select(0, place)                         # sec. 4.2.1
+        # textbook: cell([word; z], (h, c)), eqs. 1 to 3
+        i, f, g, o = (gates + word + Product.apply(z.to(half), W_z, step, of_z)).chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         states.append(h)
@@ -133,17 +129,13 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
 
 
 def side_by_side(picture_of):
-    """Rows where the captions of a picture lie side by side, so that one product reads it for all of them.
+    """Rows where the captions of a picture lie side by side, the same number for each picture.
 
     :param picture_of: (batch_size,) the picture of each caption
     :return: ``chosen``, the pictures in the order in which they come first; ``captions_each``, rows that each of them
         has; ``place``, each caption's row; ``pictures_of``, a list: the first n captions are of the first
         ``pictures_of[n]`` pictures
     """
-    rows_needed = max(Counter(picture_of.tolist()).values()) * len(picture_of.unique())
-    if rows_needed > 1.5 * len(picture_of):  # much room for nothing: a copy for each caption costs less
-        count = len(picture_of)
-        return picture_of, 1, torch.arange(count), list(range(count + 1))
     ranks, so_far, places = {}, Counter(), []
     for picture in picture_of.tolist():
         places.append((ranks.setdefault(picture, len(ranks)), so_far[picture]))
@@ -155,16 +147,16 @@ def side_by_side(picture_of):
 
 
 class Product(torch.autograd.Function):
-    """x W^T at one step. The gradient of W, the sum over all steps of dy^T x, is one product.
+    """y = W x at one step. W's gradient is the sum over all steps of dy x^T: one product of what the steps leave.
 
-    The way back goes from the last step to the first: each leaves its dy and x, and step 0 has them all.
+    The way back goes from the last step to step 0, since each x depends on the y before.
     """
 
     @staticmethod
     def forward(ctx, x, weight, step, left):
         """
         :param x: (n, inputs); ``weight``: (outputs, inputs), both of one dtype
-        :param step: from 0 on; step 0 comes before all others, whose x depend on its result
+        :param step: from 0 on
         :param left: a dict of all steps, empty at first
         :return: (n, outputs)
         """
@@ -186,10 +178,10 @@ class Product(torch.autograd.Function):
 
 
 class Score(torch.autograd.Function):
-    """e_i = w . relu(k_i + q) of one step, but for what all pixels share (*Show, Attend and Tell*, eq. 4).
+    """e_i = w . relu(k_i + q) at one step, but for what all pixels share (*Show, Attend and Tell*, eq. 4).
 
-    relu(k + q) = max(k, -q) + q, and q is the same for all pixels: softmax takes it out again. Nothing as large as the
-    keys is kept at a step: the gradient is made from keys and query, and the keys' is summed in one tensor.
+    relu(k + q) = max(k, -q) + q, and softmax takes the last term out again. Nothing as large as the keys is kept: the
+    gradient is made from keys and query, and the keys' own is summed in one tensor.
     """
 
     @staticmethod
@@ -209,13 +201,12 @@ class Score(torch.autograd.Function):
     def backward(ctx, de):
         (keys, query, w), left, n = ctx.saved_tensors, ctx.left, len(de)
         if ctx.step >= left.get('step', 0):  # a way back begins
-            left.update(d_keys=torch.zeros_like(keys), d_w=torch.zeros_like(w, dtype=torch.promote_types(
-                w.dtype, torch.float32)))
+            left.update(d_keys=torch.zeros_like(keys), d_w=0)
         left['step'] = ctx.step
-        on = torch.gt(keys[:n], -query.unsqueeze(1), out=torch.empty_like(keys[:n]))  # 1 where k + q > 0, else 0
-        d_query = torch.bmm(de.unsqueeze(1), on).squeeze(1)  # all but the factor w
-        left['d_keys'][:n].addcmul_(on, de.unsqueeze(2))     # likewise
-        left['d_w'] += (d_query * query).sum(dim=0)
+        on = torch.gt(keys[:n], -query.unsqueeze(1), out=torch.empty_like(keys[:n]))  # relu's gradient, 0 or 1
+        d_query = torch.bmm(de.unsqueeze(1), on).squeeze(1)  # the factor w comes last, here and for the keys
+        left['d_keys'][:n].addcmul_(on, de.unsqueeze(2))
+        left['d_w'] = left['d_w'] + (d_query * query).sum(dim=0, dtype=torch.promote_types(w.dtype, torch.float32))
         if ctx.step > 0:
             return None, d_query * w, None, None, None
         d_keys = left.pop('d_keys')
@@ -231,51 +222,49 @@ def difference(decoder, encoder_out, encoded_captions, caption_lengths):
     copy computes x / 2 + 1 in training, which shows wherever it is used. What draws random numbers besides is not
     replaced. Random generators stay as they are.
     """
-    batch = encoder_out.detach(), encoded_captions, caption_lengths
-    before = random_states()
+    batch, before = (encoder_out.detach(), encoded_captions, caption_lengths), random_states()
     try:
         # cuDNN's LSTM would round to TF32, the cells of a loop do not
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return _difference(copy.deepcopy(decoder).requires_grad_(), batch, before)
+            return _difference(copy.deepcopy(decoder).requires_grad_(), batch)
     except Exception as error:  # another number of results, a method that stops, ...
-        return f'{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ""}'
+        return f'{type(error).__name__}: {error}'.splitlines()[0]
     finally:
         restore_random_states(before)
 
 
-def _difference(decoder, batch, states):
+def _difference(decoder, batch):
     for module in decoder.modules():
         if isinstance(module, nn.Dropout):
             module.forward = lambda x, module=module: x / 2 + 1 if module.training else x
-            module.p = 0.5  # where something else takes it from there, it draws
+            module.p = 0.5  # who takes it from there draws
     for training in (True, False):
         decoder.train(training)
         try:
             wanted = _results(fast_forward, decoder, batch)
         except (TypeError, AttributeError):
             return 'its layers are not those that the TODOs ask for'
-        next_numbers = _next_numbers(states, batch[0].device)
+        states = random_states()
+        undisturbed = _draw(batch[0].device)
         restore_random_states(states)
         found = _results(type(decoder).forward, decoder, batch)
-        if _next_numbers(None, batch[0].device) != next_numbers:
+        if _draw(batch[0].device) != undisturbed:
             return 'it draws random numbers elsewhere than in nn.Dropout'
         if found.keys() != wanted.keys():
             return 'its forward returns another number of results'
-        scale = max(values.abs().max() for name, values in wanted.items() if name.startswith('gradients'))
         for name, values in wanted.items():
-            if not close(found[name], values, scale if name.startswith('gradients') else None):
+            if not close(found[name], values):
                 return f'its {name}{"" if training else " in eval()"} are others'
     return None
 
 
-def _next_numbers(states, device):
-    if states:
-        restore_random_states(states)
+def _draw(device):
+    """A number of each random generator."""
     return random.random(), np.random.random(), torch.rand(()).item(), torch.rand((), device=device).item()
 
 
 def _results(forward, decoder, batch):
-    """:return: dict of all that comes out, in the order of the batch, which stays as it is, and of the gradients"""
+    """:return: dict: all that comes out, in the order of the batch, which stays as it is; and the gradients in one"""
     predictions, captions, lengths, *alphas, sort_ind = forward(decoder, *(tensor.clone() for tensor in batch))
     if isinstance(predictions, PackedSequence):
         predictions, _ = pad_packed_sequence(predictions, batch_first=True)
@@ -284,19 +273,17 @@ def _results(forward, decoder, batch):
         return torch.zeros_like(rows).index_copy(0, sort_ind.to(rows.device), rows)
 
     names = ('predictions', 'alphas')[:1 + len(alphas)]
-    found = {name: in_order(values) for name, values in zip(names, (predictions, *alphas), strict=True)}
+    outputs = {name: in_order(rows) for name, rows in zip(names, (predictions, *alphas), strict=True)}
     # any mixture of the entries will do, so long as no two are alike
-    loss = sum((values * torch.arange(values.numel(), device=values.device).sin().view(values.shape)).sum()
-               for values in found.values())
-    names, parameters = zip(*decoder.named_parameters(), strict=True)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-    found.update(captions=in_order(captions).cpu(), lengths=torch.tensor(list(lengths)))
-    return found | {f'gradients of {name}': gradient for name, gradient in zip(names, gradients, strict=True)}
+    loss = sum((rows * torch.arange(rows.numel(), device=rows.device).sin().view(rows.shape)).sum()
+               for rows in outputs.values())
+    gradients = torch.autograd.grad(loss, list(decoder.parameters()), allow_unused=True, materialize_grads=True)
+    return dict(**outputs, captions=in_order(captions).cpu(), lengths=torch.tensor(list(lengths)),
+                gradients=torch.cat([gradient.flatten() for gradient in gradients]))
 
 
-def close(one, other, scale=None):
+def close(one, other):
     """Equal in shape, and in value but for rounding."""
     if one.shape != other.shape or not one.is_floating_point():
         return torch.equal(one, other)
-    scale = other.abs().max() if scale is None else scale
-    return bool((one - other).abs().max() <= TOLERANCE * (scale + 1e-8))
+    return bool((one - other).abs().max() <= TOLERANCE * other.abs().max())
