@@ -161,7 +161,8 @@ def test_stand_ins_for_the_pieces_of_the_fast_form_compute_the_same(models, monk
     assert losses == pytest.approx(losses[:2] * len(steps), rel=1e-4)
     monkeypatch.setattr('sys.argv', ['fast_pieces', '--small'])
     fast_pieces.main()
-    assert [line.split(' | ')[0][2:] for line in capsys.readouterr().out.splitlines()[2:]] == [name for name, _ in steps]
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(' | ')[0][2:] for line in lines] == [name for name, _ in steps]
 
 
 def test_unknown_part(monkeypatch, capsys):

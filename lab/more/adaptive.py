@@ -21,7 +21,7 @@ class DecoderWithSpatialAttention(nn.Module):
         c_t = sum over i of alpha_ti v_ti                                         (eq. 8)
         p = softmax(W_p (c_t + h_t))                                              (eq. 3; as eq. 13)
 
-    Since c_t does not come back into the LSTM, ``forward`` runs the LSTM over all words in one call, and attention over
+    Since c_t does not come back into the LSTM, ``forward`` runs the LSTM over all words first, and then attention over
     all steps at once. The attention's width is ``attention_dim``; the paper has the number of cells there (W_v and W_g
     are k x d), which ties it to the grid: with 49 cells, 49 numbers to compare h and v_i by.
 
