@@ -8,10 +8,11 @@ from probes import DROPOUT, layer_shapes
 def check_layers(found, kind):
     """Every layer that the TODO lists is there, under its name and with its sizes."""
     values = {name: shape for name, shape in found.values.items() if name.partition('.')[2] not in ('', 'p')}
-    for name, shape in layer_shapes(found.inputs, kind).items():
+    wanted = layer_shapes(found.inputs, kind)
+    for name, shape in wanted.items():
         layer = name.rpartition('.')[0]
         if name not in values:
-            near = difflib.get_close_matches(name, [n for n in values if n not in layer_shapes(found.inputs, kind)], 1)
+            near = difflib.get_close_matches(name, [n for n in values if n not in wanted], 1)
             found.wrong(f'a layer self.{layer} with {name} of shape {shape}',
                         f'there is no {name}' + (f', but {near[0]}' if near else ''),
                         'the layer has another name or kind, or is never made')

@@ -94,25 +94,6 @@ class Inputs:
 # ------------------------------------------------------------------------------- layers and stand-ins
 
 
-def layer_shapes(inputs, kind):
-    """The layers that the TODOs ask for: name of each parameter -> shape."""
-    e, d, n, a, v = (inputs.embed_dim, inputs.decoder_dim, inputs.encoder_dim, inputs.attention_dim,
-                     inputs.vocab_size)
-    shapes = {
-        'attention': {'encoder_att': (a, n), 'decoder_att': (a, d), 'att': (1, a)},
-        'plain': {'init': (e, n), 'bn': (e,), 'fc': (v, d)},
-        'attentive': {'init_h': (d, n), 'init_c': (d, n), 'f_beta': (n, d), 'fc': (v, d)},
-    }[kind]
-    shapes = {f'{name}.{part}': shape if part == 'weight' else shape[:1]
-              for name, shape in shapes.items() for part in ('weight', 'bias')}
-    if kind != 'attention':
-        width = e + n if kind == 'attentive' else e
-        shapes |= {'embedding.weight': (v, e), 'decode_step.weight_ih': (4 * d, width),
-                   'decode_step.weight_hh': (4 * d, d), 'decode_step.bias_ih': (4 * d,),
-                   'decode_step.bias_hh': (4 * d,)}
-    return shapes
-
-
 def shapes_in(module):
     """Name of each parameter -> shape; the weights of nn.LSTM and nn.LSTMCell have the same names here."""
     return {name.replace('_l0', ''): tuple(parameter.shape) for name, parameter in module.named_parameters()}
@@ -148,8 +129,10 @@ class StandInAttention(nn.Module):
         return encoder_out.amax(1) * (0.5 + alpha.amax(1, keepdim=True)), alpha
 
 
-def layers_without_todo(inputs, kind, dropout):
-    """Layer name -> module, where a ``models.py`` cannot make its own."""
+def layers_asked_for(inputs, kind, dropout=0.0):
+    """Layer name -> module, as a TODO asks for it: what is checked, and used where a ``models.py`` lacks its own."""
+    if kind == 'attention':
+        return dict(StandInAttention(inputs).named_children())
     e, d, n, v = inputs.embed_dim, inputs.decoder_dim, inputs.encoder_dim, inputs.vocab_size
     shared = {'embedding': (nn.Embedding, v, e), 'dropout': (nn.Dropout, dropout), 'fc': (nn.Linear, d, v)}
     if kind == 'plain':
@@ -157,7 +140,13 @@ def layers_without_todo(inputs, kind, dropout):
     else:
         wanted = {'attention': (StandInAttention, inputs), 'decode_step': (nn.LSTMCell, e + n, d),
                   'init_h': (nn.Linear, n, d), 'init_c': (nn.Linear, n, d), 'f_beta': (nn.Linear, d, n)}
-    return {name: make(*sizes) for name, (make, *sizes) in {**shared, **wanted}.items()}
+    return {name: make(*sizes) for name, (make, *sizes) in {**wanted, **shared}.items()}
+
+
+def layer_shapes(inputs, kind):
+    """Name of each parameter of these layers -> shape; those of the attention are TODO 3's."""
+    return {f'{name}.{parameter}': shape for name, layer in layers_asked_for(inputs, kind).items()
+            if name != 'attention' for parameter, shape in shapes_in(layer).items()}
 
 
 def decoder_for(models, inputs, kind, dropout=0.0, stand_in=True):
@@ -173,7 +162,7 @@ def decoder_for(models, inputs, kind, dropout=0.0, stand_in=True):
     with contextlib.suppress(Exception):  # what is wrong here is TODO 1's or TODO 4's, and found there
         own = fresh(models, inputs, kind, dropout)
         decoder.__dict__.update(own.__dict__)
-    for name, layer in layers_without_todo(inputs, kind, dropout).items():
+    for name, layer in layers_asked_for(inputs, kind, dropout).items():
         found = decoder._modules.get(name)
         right = found is not None and shapes_in(found) == shapes_in(layer)
         if name == 'dropout':
@@ -457,7 +446,7 @@ def new_attention(models, inputs):
     except Exception:
         attention = object.__new__(models.Attention)
         nn.Module.__init__(attention)
-    for name, layer in StandInAttention(inputs).named_children():
+    for name, layer in layers_asked_for(inputs, 'attention').items():
         if shapes_in(attention._modules.get(name, nn.Identity())) != shapes_in(layer):
             attention.__dict__.pop(name, None)
             setattr(attention, name, layer)
@@ -534,13 +523,13 @@ def attentive_step(models, inputs):
 
 @probe()
 def attentive_gate(models, inputs):
-    """The gate shut, half open and open: f_beta's bias at -1000, 0, 1000 and its weights at 0."""
+    """The gate shut, half open and open: its layer gives -1000, 0, 1000, whatever h is."""
     decoder, mode = step_decoder(models, inputs)
-    found = {'mode': mode}
+    layer, found = decoder.f_beta, {'mode': mode}
     with torch.no_grad():
-        decoder.f_beta.weight.zero_()
+        layer.weight.zero_()
         for name, bias in (('shut', -1000), ('half open', 0), ('open', 1000)):
-            decoder.f_beta.bias.fill_(bias)
+            layer.bias.fill_(bias)
             out = decoder.one_step(inputs.words(), inputs.pictures(), *inputs.states())
             found[f'h, gate {name}'] = several(out, ATTENTIVE_STEP, 'one_step')['h']
     return found

@@ -29,12 +29,12 @@ def test_one_step(lab):
 
 
 def test_gate_scales_what_is_seen(lab):
-    """beta = sigmoid(f_beta(h)) lies between 0 and 1 and multiplies z (sec. 4.2.1)."""
+    """The gate beta, the sigmoid of its layer, lies between 0 and 1 and multiplies z (sec. 4.2.1)."""
     found = lab('attentive_gate', STEP)
     for name in ('shut', 'half open', 'open'):
         found.same(f'h, gate {name}', shape='batch_size, decoder_dim',
-                   cause=f'with f_beta at {dict(shut=-1000, open=1000).get(name, 0)} the LSTM must read '
-                         f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta = sigmoid(f_beta(h))')
+                   cause=f'when its layer gives {dict(shut=-1000, open=1000).get(name, 0)} the LSTM must read '
+                         f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta is the sigmoid of what the layer gives')
     lab('attentive_step', STEP).same('h', cause='beta is computed from the old h, entry by entry')
 
 
