@@ -31,7 +31,7 @@ NAME = 'captioning'
 FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/captionnet.py', 'lab/more/cells.py',
                  'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
                  'docs/images/adaptive.png', 'docs/images/looks.png')  # see instructor/bonus.py
-KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'README.md', *FOR_THE_BONUS)
+KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', *FOR_THE_BONUS)
 # Given code with a TODO of the bonus task in it -> number of its first TODO.
 BONUS = {'lab/more/adaptive.py': 6, 'lab/more/cells.py': 8, 'lab/more/bahdanau.py': 9, 'lab/more/captionnet.py': 10,
          'lab/more/decoder.py': 11, 'lab/more/self_critical.py': 12, 'lab/more/ensembles.py': 13,
@@ -82,19 +82,19 @@ def with_runs_of_the_lab(notebook):
 
 
 def assignment():
-    """ASSIGNMENT.md with the points of the rubric in it."""
-    rows = ['| task | points |', '|:---|---:|']
-    total = 0
+    """ASSIGNMENT.md with the titles and points of the rubric in it."""
+    text = (ROOT / 'instructor' / 'ASSIGNMENT.md').read_text(encoding='utf-8')
+    rows, total = ['| task | points |', '|:---|---:|'], 0
     for todo, entry in rubric().items():
-        points = sum(entry['points'].values())
-        rows.append(f"| TODO {todo}: `{entry['title'].split(':')[0]}`{entry['title'].partition(':')[1]}"
-                    f"{entry['title'].partition(':')[2]} | {points} |")
+        name, _, what = entry['title'].partition(':')
+        title, points = f'`{name}`:{what}', sum(entry['points'].values())
+        text = text.replace(f'{{{{TODO {todo}}}}}', title)
+        rows.append(f'| TODO {todo}: {title} | {points} |')
         total += points
     for entry in rubric_file()['by_a_person']:
         rows.append(f"| {entry['title']} | {entry['points']} |")
         total += entry['points']
     rows.append(f'| **in all** | **{total}** |')
-    text = (ROOT / 'instructor' / 'ASSIGNMENT.md').read_text(encoding='utf-8')
     return text.replace('{{points}}', '\n'.join(rows))
 
 

@@ -447,7 +447,9 @@ def test_without_bubblewrap_limits_still_hold(tmp_path, monkeypatch):
     (tmp_path / 'hoards.py').write_text(RIGHT.replace(QUERY, IN_ONE_METHOD['hoards_in_attention'] + QUERY))
     results = grade_all([str(tmp_path / f'{name}.py') for name in ('right', 'exits', 'hoards')], tmp_path / 'out',
                         progress=False)
-    assert [r['points'] for r in results] == [70, 0, 58]
+    right = sum(ALL.values())
+    layers_only = right - ALL[3] + checking.rubric()[3]['points']['test_layers']
+    assert [r['points'] for r in results] == [right, 0, layers_only]
 
 
 def test_without_bubblewrap_it_says_so(monkeypatch):

@@ -87,11 +87,15 @@ def test_another_folder_is_not_emptied(tmp_path):
     assert (tmp_path / 'mine.txt').exists()
 
 
-def test_the_assignment_has_the_points_of_the_rubric():
+def test_the_assignment_has_titles_and_points_of_the_rubric():
     text = files()['ASSIGNMENT.md'].decode()
+    total = sum(entry['points'] for entry in checking.rubric_file()['by_a_person'])
     for todo, entry in checking.rubric().items():
-        assert re.search(rf"\| TODO {todo}: .* \| {sum(entry['points'].values())} \|", text)
-    assert '| **in all** | **100** |' in text and '{{' not in text
+        points = sum(entry['points'].values())
+        total += points
+        assert len(re.findall(rf'^ *\| {todo} \| `.+`: .+ \| .*\| .+ \|$', text, re.M)) == 1
+        assert re.search(rf'\| TODO {todo}: .* \| {points} \|', text)
+    assert f'| **in all** | **{total}** |' in text and '{{' not in text
 
 
 # --- Gradescope and GitHub Classroom, as far as a machine without them can tell ---
@@ -129,7 +133,8 @@ def autograde(root, content, command='source/run_autograder'):
 
 def test_gradescope_grades(gradescope):
     results = autograde(gradescope, REFERENCE.read_text())
-    assert results['score'] == 70 and len(results['tests']) == sum(len(e['points']) for e in checking.rubric().values())
+    points = [points for entry in checking.rubric().values() for points in entry['points'].values()]
+    assert results['score'] == sum(points) and len(results['tests']) == len(points)
     assert results['stdout_visibility'] == 'hidden' and all(t['status'] == 'passed' for t in results['tests'])
 
 
