@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
-from instructor.expected import OF_TODO, STEADY, load, probes, reference_results
+from instructor.expected import OF_TODO, Fresh, load, probes
 from instructor.grading import evidence, similar
 from instructor.grading.sandbox import Sandbox, missing_isolation
 from instructor.grading.submissions import SubmissionError, read_submission
@@ -43,26 +43,6 @@ GIVE_UP_AT = ('TimeoutError', 'SIGKILL', 'the sandbox was ended')
 
 
 # --- Inputs that a submission cannot know ---
-
-
-class Fresh:
-    """What must come out for inputs that are drawn now; the reference says."""
-
-    def __init__(self, inputs, models):
-        self.inputs, self.results = inputs, reference_results(models, inputs)
-
-    def expected(self, probe, mode):
-        return self.results[probe][mode]
-
-    def passes(self, todo, own):
-        """Whether the reference passes the checks of a TODO; ``own``: where nothing is put in place of its parts."""
-        def run(probe):
-            modes = self.results[probe]
-            return {**modes.get('own' if own else 'stand-in', modes.get('', {})), **STEADY}
-        return all(verdict.outcome == 'passed' for verdict in judge(todo, run, self, self.inputs))
-
-    def mistakes(self, probe, result):
-        return []
 
 
 def draw_inputs(seed):
@@ -90,7 +70,7 @@ def hidden_inputs(reference, seed):
     for attempt in range(50):
         inputs = draw_inputs(f'{seed} {attempt}')
         fresh = Fresh(inputs, reference)
-        if all(fresh.passes(todo, own) for todo in TODOS for own in (False, True)):
+        if not fresh.wrong():
             return inputs, fresh
     raise RuntimeError('no inputs could be drawn on which the reference passes')
 

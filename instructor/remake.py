@@ -1,0 +1,62 @@
+"""Make anew all that follows from the reference, the checks and the rubric: ``make remake``.
+
+In this order: the student's ``models.py``, ``tests/expected.json``, the handout. Nothing is written if the reference
+fails its own tests or the checks of a TODO. docs/instructors.md says what to change by hand before.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from instructor.assemble import ROOT
+from instructor.cut import REFERENCE, student_source
+from instructor.expected import EXPECTED, WrongReference, differences, expected
+from instructor.handout import NAME, HandoutError, build, prove_nothing_is_given_away
+from utils import atomic_path
+
+TESTS = 'instructor/tests/test_reference.py'  # the equations once more: the checks compare with the reference itself
+HANDOUT = ROOT / 'build' / 'handout'
+
+
+def prove_the_reference():
+    """:raises WrongReference: one of its own tests fails; the message names the first"""
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', TESTS], cwd=ROOT,
+                          env={**os.environ, 'COLUMNS': '500'}, capture_output=True, text=True)
+    if done.returncode:
+        failed = re.search(r'^(?:FAILED|ERROR) (.*)', done.stdout, re.M)
+        raise WrongReference(f'the reference fails its own test {failed[1] if failed else done.stdout + done.stderr}')
+
+
+def write(path, content, same):
+    """:param same: function old content -> whether it says the same"""
+    changed = not (path.exists() and same(path.read_text(encoding='utf-8')))
+    if changed:
+        with atomic_path(path) as temporary:
+            temporary.write_text(content, encoding='utf-8')
+    say(path, changed)
+
+
+def say(path, changed):
+    print(f'{path.relative_to(ROOT)}: {"written anew" if changed else "as it was"}', flush=True)
+
+
+def main():
+    try:
+        prove_the_reference()
+        models, results = student_source(REFERENCE.read_text(encoding='utf-8')), expected()
+        write(ROOT / 'models.py', models, lambda old: old == models)
+        # on another machine the last digits are others: no reason to write it
+        write(EXPECTED, json.dumps(results), lambda old: not any(differences(json.loads(old), results)))
+        archive = HANDOUT / f'{NAME}.zip'
+        before = archive.read_bytes() if archive.exists() else None
+        build(HANDOUT)
+        prove_nothing_is_given_away(archive)
+        say(archive, archive.read_bytes() != before)
+    except (WrongReference, HandoutError, ValueError) as error:
+        sys.exit(f'error: {error}')
+
+
+if __name__ == '__main__':
+    main()
