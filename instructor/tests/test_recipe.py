@@ -1,0 +1,142 @@
+"""The recipe of docs/instructors.md, "Changing a TODO", followed in a copy of the repository."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from instructor import expected
+from instructor.assemble import ROOT
+from instructor.cut import REFERENCE
+from instructor.grading import sandbox
+from instructor.judge import checking
+
+PAGE = 'docs/instructors.md'
+OLD, NEW = 'f_beta', 'gate'
+# another decoder has a layer of this name; the page and this test tell of it
+STAYS = {'lab/more/bahdanau.py', 'tests/given/papers.py', PAGE, 'instructor/tests/test_recipe.py'}
+STEP, NEW_STEP = '2. gate: beta', '2. the gate opens or shuts: beta'
+TITLE, NEW_TITLE = 'one gated step"', 'one step through a gate"'
+POINTS, NEW_POINTS = 'test_gate_scales_what_is_seen = 2', 'test_gate_scales_what_is_seen = 5'
+
+
+def files_of(case):
+    """The files that the page tells to edit by hand, in its section of this heading."""
+    section = (ROOT / PAGE).read_text(encoding='utf-8').split(f'\n### {case}\n')[1].split('\n##')[0]
+    return re.findall(r'^- `([^`]+)`:', section, re.M)
+
+
+def edit(path, old, new):
+    text = path.read_text(encoding='utf-8')
+    assert re.search(old, text), f'{path} has no {old}'
+    path.write_text(re.sub(old, new, text), encoding='utf-8')
+
+
+def run(folder, *arguments, code=0):
+    """:return: what ``python -m ...`` prints in this folder"""
+    done = subprocess.run([sys.executable, '-m', *arguments], cwd=folder, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    assert done.returncode == code, done.stdout[-3000:]
+    return done.stdout
+
+
+def said(printed):
+    """Without the bar."""
+    return [line for line in printed.splitlines() if re.match(r'error: |\S+: (written anew|as it was)$', line)]
+
+
+def copy_of_the_lab(folder):
+    """The repository without what runs left in it."""
+    def left_out(where, names):
+        return {name for name in names if name == '__pycache__' or where == str(ROOT) and (
+            name.startswith('.') or name in ('build', 'data', 'runs', 'shared'))}
+    shutil.copytree(ROOT, folder, ignore=left_out)
+    return folder
+
+
+@pytest.fixture(scope='module')
+def recipe(tmp_path_factory):
+    """A copy in which text, points and a layer of TODO 4 were changed as the page says; what remake said there."""
+    copy = copy_of_the_lab(tmp_path_factory.mktemp('recipe') / 'lab')
+    for todo in (2, 5):  # their mistakes take most of the time, and hold nothing of TODO 4
+        (copy / f'instructor/mistakes/todo{todo}.toml').write_text('mistake = []\n')
+    text, rubric = files_of('Its text')
+    edit(copy / text, STEP, NEW_STEP)
+    edit(copy / rubric, TITLE, NEW_TITLE)
+    points, = files_of('Its points')
+    edit(copy / points, POINTS, NEW_POINTS)
+    for name in files_of('One of its layers'):
+        edit(copy / name, rf'\b{OLD}\b', NEW)
+    return copy, said(run(copy, 'instructor.remake'))
+
+
+def test_all_three_are_made_anew(recipe):
+    copy, lines = recipe
+    assert lines == [f'{name}: written anew' for name in ('models.py', 'tests/expected.json',
+                                                          'build/handout/captioning.zip')]
+    student = (copy / 'models.py').read_text()
+    assert f'self.{NEW}  ' in student and NEW_STEP in student and f'self.{NEW} =' not in student
+    handout = copy / 'build/handout/captioning'
+    assert (handout / 'models.py').read_text() == student
+    assert (handout / 'tests/expected.json').read_bytes() == (copy / 'tests/expected.json').read_bytes()
+    assert f'{NEW}.weight' in json.loads((copy / 'tests/expected.json').read_text())['expected']['attentive_layers']['']
+
+
+def test_title_and_points_are_in_the_assignment(recipe):
+    page = (recipe[0] / 'build/handout/captioning/ASSIGNMENT.md').read_text()
+    before = sum(checking.rubric()[4]['points'].values())
+    assert page.count('layers, first state, one step through a gate |') == 2
+    assert f'one step through a gate | {before + 3} |' in page
+
+
+def test_the_old_name_is_nowhere(recipe):
+    found = {path.relative_to(recipe[0]).as_posix() for path in recipe[0].rglob('*')
+             if path.is_file() and '__pycache__' not in path.parts and OLD.encode() in path.read_bytes()}
+    assert found == STAYS
+
+
+def test_the_checks_of_the_todo_know_the_new_name(recipe):
+    points = sum(checking.rubric()[4]['points'].values()) + 3
+    run(recipe[0], 'instructor.assemble', 'instructor/models.py', 'build/check')
+    printed = run(recipe[0] / 'build/check', 'pytest', '-q', 'tests/test_todo4.py')
+    assert re.search(rf'TODO 4  done +{points} of {points} points .*one step through a gate', printed)
+    with_old_name = REFERENCE.read_text(encoding='utf-8')
+    (recipe[0] / 'build/check/models.py').write_text(with_old_name)
+    printed = run(recipe[0] / 'build/check', 'pytest', '-q', 'tests/test_todo4.py', code=1)
+    assert f'expected a layer self.{NEW} with {NEW}.weight of shape' in printed
+    assert f'there is no {NEW}.weight, but {OLD}.weight' in printed
+
+
+def test_the_faster_form_knows_the_new_name(recipe):
+    printed = run(recipe[0], 'pytest', '-q', 'instructor/tests/test_fast.py', '-k', 'sped_up and no_keys or in_the')
+    assert ' passed' in printed
+
+
+@pytest.mark.skipif(not sandbox.bubblewrap(), reason='bubblewrap is missing or not allowed here')
+def test_the_grader_gives_the_reference_all_points(recipe):
+    run(recipe[0], 'instructor.grade', 'instructor/models.py', '--output', 'build/grades')
+    grade = json.loads((recipe[0] / 'build/grades/instructor/grade.json').read_text())
+    all_points = sum(sum(entry['points'].values()) for entry in checking.rubric().values()) + 3
+    assert grade['points'] == grade['possible'] == all_points
+
+
+def test_it_stops_where_a_file_was_forgotten(tmp_path):
+    copy = copy_of_the_lab(tmp_path / 'lab')
+    before = (copy / 'models.py').read_bytes()
+    edit(copy / 'instructor/models.py', rf'\b{OLD}\b', NEW)
+    printed = said(run(copy, 'instructor.remake', code=1))
+    assert len(printed) == 1 and 'the reference fails its own test instructor/tests/test_reference.py::' in printed[0]
+    assert (copy / 'models.py').read_bytes() == before and not (copy / 'build').exists()
+
+
+def test_expected_results_come_only_from_a_reference_that_passes_its_checks(tmp_path, monkeypatch):
+    (tmp_path / 'reference.py').write_text(re.sub(rf'\b{OLD}\b', NEW, REFERENCE.read_text(encoding='utf-8')))
+    monkeypatch.setattr(expected, 'REFERENCE', tmp_path / 'reference.py')
+    monkeypatch.setattr(expected, 'TODOS', (4,))
+    monkeypatch.setattr(expected.probes, 'PROBES', {name: expected.probes.PROBES[name] for name in expected.OF_TODO[4]})
+    with pytest.raises(expected.WrongReference, match=f'fails its own checks: TODO 4, .*expected a layer self.{OLD}'):
+        expected.expected()
