@@ -35,6 +35,7 @@ def test_what_is_in_it(built):
                    'tests/expected.json', 'notes/1_one_word_at_a_time.ipynb', 'notes/seq2seq.py'):
         assert wanted in names
     assert not [n for n in names if n.startswith(('instructor', 'tests/given', '.')) or n.endswith(('.pyc', '.tar'))]
+    assert not names & {'docs/grading.md', 'docs/instructors.md'}
 
 
 def test_same_bytes_twice(built):

@@ -99,21 +99,19 @@ def test_the_old_name_is_nowhere(recipe):
     assert found == STAYS
 
 
-def test_the_checks_of_the_todo_know_the_new_name(recipe):
+def test_the_checks_of_the_todo_know_the_new_name(recipe, tmp_path):
     points = sum(checking.rubric()[4]['points'].values()) + 3
-    run(recipe[0], 'instructor.assemble', 'instructor/models.py', 'build/check')
-    printed = run(recipe[0] / 'build/check', 'pytest', '-q', 'tests/test_todo4.py')
+    run(recipe[0], 'instructor.assemble', 'instructor/models.py', str(tmp_path / 'lab'))
+    printed = run(tmp_path / 'lab', 'pytest', '-q', 'tests/test_todo4.py')
     assert re.search(rf'TODO 4  done +{points} of {points} points .*one step through a gate', printed)
-    with_old_name = REFERENCE.read_text(encoding='utf-8')
-    (recipe[0] / 'build/check/models.py').write_text(with_old_name)
-    printed = run(recipe[0] / 'build/check', 'pytest', '-q', 'tests/test_todo4.py', code=1)
+    (tmp_path / 'lab/models.py').write_text(REFERENCE.read_text(encoding='utf-8'))  # a student with the old name
+    printed = run(tmp_path / 'lab', 'pytest', '-q', 'tests/test_todo4.py', code=1)
     assert f'expected a layer self.{NEW} with {NEW}.weight of shape' in printed
     assert f'there is no {NEW}.weight, but {OLD}.weight' in printed
 
 
 def test_the_faster_form_knows_the_new_name(recipe):
-    printed = run(recipe[0], 'pytest', '-q', 'instructor/tests/test_fast.py', '-k', 'sped_up and no_keys or in_the')
-    assert ' passed' in printed
+    run(recipe[0], 'pytest', '-q', 'instructor/tests/test_fast.py', '-k', 'sped_up and tutorial')
 
 
 @pytest.mark.skipif(not sandbox.bubblewrap(), reason='bubblewrap is missing or not allowed here')
