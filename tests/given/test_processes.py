@@ -193,11 +193,15 @@ def test_train_and_evaluate_from_the_command_line(tiny_cfg):
         'history_Attention.json']
 
     arguments = [cfg['output_folder'], 'Attention', '--beam-sizes', '2', '--device', 'cpu']
-    run = run_script(2, 'lab.decode.evaluate', arguments)
+    run = run_in_processes(4, f"""
+import runpy, sys
+sys.argv = ['evaluate', *{arguments!r}]
+runpy.run_module('lab.decode.evaluate', run_name='__main__')
+""")
     assert run.returncode == 0, run.stderr
     result = json.loads((Path(cfg['output_folder']) / 'test_Attention.json').read_text())
     model = load_model(Path(cfg['output_folder']) / 'BEST_checkpoint_Attention.pth.tar', 'cpu')
-    expected = caption_split(model, 'TEST', 2)  # 6 pictures among 2 processes
+    expected = caption_split(model, 'TEST', 2)  # 6 pictures among 4 processes
     assert [c['name'] for c in result['captions']] == [c['name'] for c in expected]
     assert [c['caption'] for c in result['captions']] == [c['caption'] for c in expected]
     scores = [c['score'] for c in expected]
