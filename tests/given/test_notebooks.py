@@ -18,7 +18,7 @@ from lab.notebooks import run_notebook
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = dict(train=12, val=4, test=4)
 # many small steps: a decoder that has learned to end its captions is drawn in a fraction of the time
-SIZES = dict(embed_dim=8, decoder_dim=8, epochs=1, batch_size=3, decoder_lr=2e-2)
+SIZES = dict(embed_dim=8, decoder_dim=8, epochs=1, batch_size=2, decoder_lr=5e-2)
 
 
 def training_cfg(attention):
