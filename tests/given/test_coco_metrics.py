@@ -12,7 +12,7 @@ import pytest
 
 from lab.decode import coco_metrics
 from lab.decode.cider import CiderD
-from lab.decode.coco_metrics import NAMES, coco_scores, image_ids, write_coco_files
+from lab.decode.coco_metrics import NAMES, coco_scores, image_ids, on_one_line, write_coco_files
 
 REFERENCES = [['a red star and a moon'.split(), 'one star'.split()], ['two blue moons'.split()],
               ['a green square left of a star'.split()] * 3]
@@ -33,8 +33,9 @@ def test_published_figures(shared_data):
         assert scores[name] == pytest.approx(expected[name], abs=1e-6), name
 
 
-def test_cider_is_the_cider_of_training():
+def test_cider_is_the_cider_of_training(monkeypatch):
     pytest.importorskip('pycocoevalcap')
+    monkeypatch.setattr(shutil, 'which', lambda name: None)  # METEOR's Java takes seconds to start
     scores = coco_scores(REFERENCES, CAPTIONS)
     assert scores['CIDEr'] == pytest.approx(CiderD(REFERENCES).score(CAPTIONS))
 
@@ -52,16 +53,20 @@ def test_a_java_that_fails_is_said(tmp_path):
     assert "'BLEU-4', 'ROUGE-L', 'CIDEr']" in run.stdout
 
 
-@pytest.mark.skipif(not shutil.which('java'), reason='needs Java')
-def test_words_that_hold_what_divides_lines():
+@pytest.mark.parametrize('java', [False, pytest.param(True, marks=[
+    pytest.mark.slow, pytest.mark.skipif(not shutil.which('java'), reason='needs Java')])])
+def test_words_that_hold_what_divides_lines(java, monkeypatch):
     pytest.importorskip('pycocoevalcap')
     strange = [[['a', 'red\nstar', '|||', 'here']], [['two', 'moons']]]
     plain = [[['a', 'red', 'star', 'here']], [['two', 'moons']]]
     captions = [['red', 'star'], ['two\r', 'stars']]
     said = []
+    if not java:
+        monkeypatch.setattr(shutil, 'which', lambda name: None)
     assert coco_scores(strange, captions, say=said.append) == pytest.approx(
         coco_scores(plain, [['red', 'star'], ['two', 'stars']]))
-    assert not said
+    assert on_one_line(strange[0][0]) == 'a red star here' and on_one_line(captions[1]) == 'two stars'
+    assert len(said) == (not java)
 
 
 def test_an_image_without_references():

@@ -89,8 +89,10 @@ def test_caption(folder):
     assert said['picture'] == 'mine.png' and all(caption in printed for caption in said['captions'].values())
 
 
+@pytest.mark.slow  # three more kernels; test_figures.py draws what a sentinel decoder looks at
 def test_a_decoder_with_a_sentinel(folder):
-    cfg = {**training_cfg(True), 'decoder': 'lab.more.adaptive.DecoderWithAdaptiveAttention',
+    cfg = {**training_cfg(True), 'batch_size': 20, 'decoder_lr': 4e-4,
+           'decoder': 'lab.more.adaptive.DecoderWithAdaptiveAttention',
            'output_folder': 'runs/adaptive'}
     run(folder, 'train_attention.ipynb', pictures=PICTURES, cfg=cfg, check=False)
     name = 'DecoderWithAdaptiveAttention'
@@ -102,6 +104,7 @@ def test_a_decoder_with_a_sentinel(folder):
     assert {f'attention_test1_{name}.png', f'looks_{name}.png', f'history_{name}.png'} <= figures
 
 
+@pytest.mark.slow
 def test_another_decoder_is_drawn_under_its_own_name(folder):
     cfg = {**training_cfg(False), 'decoder': 'lab.more.cells.DecoderWithCell', 'output_folder': 'runs/cell'}
     run(folder, 'train_rnn.ipynb', pictures=PICTURES, cfg=cfg, check=False)

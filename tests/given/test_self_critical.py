@@ -267,8 +267,10 @@ def test_baselines(model, monkeypatch):
         assert shown == -3
 
 
-@pytest.mark.parametrize('trained', ['Attention', 'NoAttention', *[ADAPTIVE] * (not IN_A_BONUS)], indirect=True)
-@pytest.mark.parametrize('baseline', ['greedy', 'mean'])
+@pytest.mark.parametrize(('trained', 'baseline'), [
+    pytest.param(decoder, baseline, marks=[pytest.mark.slow] * ((decoder, baseline) != ('Attention', 'mean')))
+    for decoder in ('Attention', 'NoAttention', *[ADAPTIVE] * (not IN_A_BONUS)) for baseline in ('greedy', 'mean')
+], indirect=['trained'])
 def test_the_score_rises(trained, baseline, tmp_path, capsys):
     cfg, start = trained
     cfg = {**cfg, 'start_from': start, 'self_critical': baseline, 'decoder_lr': 5e-3, 'cosine': True,
