@@ -1,4 +1,5 @@
-# make demo: see the whole lab in minutes.   make test: everything that CI runs.
+# make demo: see the whole lab in minutes.   make test: everything that CI runs, in minutes.
+# make test-all: the slow tests too, before a release.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
 # For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
@@ -7,13 +8,16 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test compare bench handout bonus gradescope remake clean
+.PHONY: demo test test-all compare bench handout bonus gradescope remake clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
+
+test-all: $(VENV)/.ready
+	$(PY) -m instructor.test --all
 
 compare: $(VENV)/.ready
 	$(PY) -m instructor.compare $(if $(SETTINGS),--settings "$(SETTINGS)")

@@ -1,9 +1,10 @@
-"""All tests: ``python -m instructor.test`` (what ``make test`` and CI run).
+"""All tests: ``python -m instructor.test`` (what ``make test`` and CI run); ``--all``: the slow ones too, before a release.
 
 The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
 then come the instructor's tests, which build the handout's parts and run the whole demo.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from instructor.assemble import ROOT, assemble
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--all', action='store_true', help='also those marked slow: the whole demo, all attacks, ...')
+    chosen = ['-m', ''] if parser.parse_args().all else []  # pyproject.toml leaves the slow ones out
     build = assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')
     environment = {**os.environ, 'MPLBACKEND': 'Agg'}
     environment.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
@@ -19,8 +23,8 @@ def main():
     two_files_at_a_time = ['-n', '2', '--dist', 'loadfile']
     steps = [
         ('lint', ROOT, ['ruff', 'check', '.']),
-        ('the lab, on the reference', build, ['pytest', 'tests', *two_files_at_a_time]),
-        ('the instructor', ROOT, ['pytest', 'instructor/tests', *two_files_at_a_time]),
+        ('the lab, on the reference', build, ['pytest', 'tests', *two_files_at_a_time, *chosen]),
+        ('the instructor', ROOT, ['pytest', 'instructor/tests', *two_files_at_a_time, *chosen]),
     ]
     failed = []
     for title, folder, command in steps:

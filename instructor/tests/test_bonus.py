@@ -4,13 +4,13 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from contextlib import contextmanager
 
 import pytest
 import torch
+from warm import run_module
 
 from instructor import handout
 from instructor.assemble import ROOT
@@ -33,8 +33,7 @@ def folder(tmp_path_factory):
 
 
 def check(folder, *arguments):
-    return subprocess.run([sys.executable, '-m', 'pytest', '-q', '-rs', '-p', 'no:cacheprovider', 'tests/bonus',
-                           *arguments], cwd=folder, capture_output=True, text=True)
+    return run_module('pytest', '-q', '-rs', '-p', 'no:cacheprovider', 'tests/bonus', *arguments, cwd=folder)
 
 
 def test_no_line_of_the_solution_is_in_it(folder):

@@ -4,6 +4,7 @@ Tests run on an assembled copy (``python -m instructor.test``) or on a student's
 open is reported as skipped, "not done yet", not as an error.
 """
 
+import functools
 import os
 import re
 from collections import Counter
@@ -119,6 +120,7 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f'TODO {todo:2}  {state:5}  {name}  ({count} check{"s" * (count > 1)})')
 
 
+source.plain = functools.cache(source.plain)  # tests train hundreds of times, each reads all code of the lab
 torch.set_num_threads(1)  # for matrices as small as the tests', threads only wait for one another
 
 

@@ -1,7 +1,7 @@
 """A teacher's captions: the nearest to people's of what it says, learned in place of theirs."""
 
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from lab.experiments.compare import compare
 from lab.experiments.distillation import distill
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model
 from solver import DEFAULTS, check_settings, train
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -187,15 +185,15 @@ def test_comparisons_that_cannot_be(tiny_cfg, tmp_path, runs, match):
     assert not (tmp_path / 'compared').exists()
 
 
-def test_command_line(teacher, tmp_path):
+@pytest.mark.filterwarnings('ignore:.*found in sys.modules')
+def test_command_line(teacher, tmp_path, monkeypatch, capsys):
     def run(*arguments):
-        return subprocess.run([sys.executable, '-m', 'lab.experiments.distillation', *map(str, arguments)], cwd=ROOT,
-                              capture_output=True, text=True)
+        monkeypatch.setattr(sys, 'argv', ['distillation', *map(str, arguments)])
+        runpy.run_module('lab.experiments.distillation', run_name='__main__')
 
-    done = run(tmp_path / 'said.json', teacher, '--samples=2', '--device=cpu')
-    assert done.returncode == 0, done.stderr
-    assert 'said.json: captions with a mean CIDEr-D of ' in done.stdout
+    run(tmp_path / 'said.json', teacher, '--samples=2', '--device=cpu')
+    assert 'said.json: captions with a mean CIDEr-D of ' in capsys.readouterr().out
     assert json.loads((tmp_path / 'said.json').read_text())['captions']
-    wrong = run(tmp_path / 'other.json', tmp_path / 'none.pth.tar', '--device=cpu')
-    assert wrong.returncode == 1 and 'none.pth.tar' in wrong.stderr and 'Traceback' not in wrong.stderr
+    with pytest.raises(SystemExit, match='none.pth.tar'):
+        run(tmp_path / 'other.json', tmp_path / 'none.pth.tar', '--device=cpu')
     assert not (tmp_path / 'other.json').exists()

@@ -98,7 +98,8 @@ def test_a_decoder_with_a_sentinel(folder):
     name = 'DecoderWithAdaptiveAttention'
     printed, _ = run(folder, 'test.ipynb', run_folder='runs/adaptive', decoders=[name], beam_sizes=[1])
     assert 'adaptive attention: every object right in ' in printed
-    printed, pictures = run(folder, 'caption.ipynb', run_folder='runs/adaptive', decoders=[name], pictures=1)  # no list needed
+    printed, pictures = run(folder, 'caption.ipynb', run_folder='runs/adaptive', decoders=[name],
+                            pictures=1)  # one picture needs no list
     assert pictures == 1
     figures = {path.name for path in (folder / 'runs/adaptive/figures').iterdir()}
     assert {f'attention_test1_{name}.png', f'looks_{name}.png', f'history_{name}.png'} <= figures
