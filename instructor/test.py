@@ -1,4 +1,6 @@
-"""All tests: ``python -m instructor.test`` (what ``make test`` and CI run); ``--all``: the slow ones too, before a release.
+"""All tests: ``python -m instructor.test`` (what ``make test`` and CI run).
+
+With ``--all`` the slow ones too (``make test-all``): before a release.
 
 The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
 then come the instructor's tests, which build the handout's parts and run the whole demo.

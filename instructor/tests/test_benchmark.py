@@ -66,7 +66,8 @@ def test_textbook_search(models, attends, beam_size):
     assert compared >= 6
 
 
-@pytest.mark.parametrize('part', list(bench.PARTS))
+@pytest.mark.parametrize('part', [
+    pytest.param(part, marks=[pytest.mark.slow] * (part in ('encoding', 'searching'))) for part in bench.PARTS])
 def test_table(monkeypatch, tmp_path, capsys, part):
     monkeypatch.setattr('sys.argv', ['bench', part, '--small', f'--output-folder={tmp_path}'])
     bench.main()

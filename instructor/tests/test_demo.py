@@ -1,16 +1,67 @@
-"""The whole demo, at full size: what it promises on the embedded data set holds."""
+"""The demo: what it runs and prints; and at full size, what it promises on the embedded data set holds."""
 
 import json
 import subprocess
 import sys
 
+import nbformat
 import pytest
+from papermill.exceptions import PapermillExecutionError
 from PIL import Image
 
+from instructor import demo as module
 from instructor.assemble import ROOT
 
 FIGURES = ['history_NoAttention', 'history_Attention', 'bleu', 'captions_good_NoAttention', 'captions_bad_NoAttention',
            'captions_good_Attention', 'captions_bad_Attention', 'attention_test0', 'attention_test1', 'attention_test2']
+
+
+def started(monkeypatch, build, run_notebook):
+    """The demo with another in the place of ``run_notebook`` (test_notebooks.py of the lab runs the notebooks).
+
+    :return: notebooks and programs in the order in which they were run
+    """
+    ran = []
+    monkeypatch.setattr(module, 'run_notebook', lambda path, output: (
+        ran.append(path.name), run_notebook(path.parent, nbformat.read(output, as_version=4)))[0])
+    monkeypatch.setattr(module.subprocess, 'run', lambda command, cwd, check: ran.append((command[1], cwd, check)))
+    monkeypatch.setattr(sys, 'argv', ['demo', '--build', str(build)])
+    module.main()
+    return ran
+
+
+def test_it_runs_the_notebooks_then_the_report_and_prints_a_table(tmp_path, monkeypatch, capsys):
+    build = tmp_path / 'build'
+    scores = [{'beam_size': size, 'seconds': size / 4, **{f'BLEU-{n}': size / 10 + n / 100 for n in (1, 2, 3, 4)}}
+              for size in (1, 3, 5)]
+
+    def notebook(folder, _):
+        assert (folder / 'models.py').read_text() == (ROOT / 'instructor/models.py').read_text()
+        (folder / 'runs/shapes').mkdir(parents=True, exist_ok=True)
+        for name, parameters in (('NoAttention', 1234567), ('Attention', 7654)):
+            (folder / f'runs/shapes/test_{name}.json').write_text(json.dumps(dict(
+                parameters=parameters, best_epoch=8, epochs=10, scores=scores, train_seconds=61.4)))
+
+    ran = started(monkeypatch, build, notebook)
+    assert ran == [*module.NOTEBOOKS, ('report/render.py', build, True)]
+    assert set(module.NOTEBOOKS) == {f'{name}.ipynb' for name in ('train_rnn', 'train_attention', 'test', 'caption')}
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed[printed.index('decoder '):].splitlines()[:9]]
+    assert rows[1] == ['NoAttention', '1,234,567', '8', 'of', '10', '1', '0.110', '0.120', '0.130', '0.140', '0.2']
+    assert rows[4] == ['NoAttention', 'training', '61']
+    assert rows[7] == ['Attention', '7,654', '8', 'of', '10', '5', '0.510', '0.520', '0.530', '0.540', '1.2']
+    assert str(build / 'report' / 'report.html') in printed and str(build / 'runs' / 'shapes' / 'figures') in printed
+
+
+def test_a_notebook_that_stops_is_said_in_a_sentence(tmp_path, monkeypatch):
+    def stops(*_):
+        raise PapermillExecutionError(1, 1, 'cell', 'ValueError', 'no such picture', [])
+
+    with pytest.raises(SystemExit, match='error: train_rnn.ipynb stopped: ValueError: no such picture'):
+        started(monkeypatch, tmp_path / 'build', stops)
+    (tmp_path / 'mine.txt').write_text('mine')
+    with pytest.raises(SystemExit, match='error: .* holds files of yours'):
+        started(monkeypatch, tmp_path, stops)
 
 
 @pytest.fixture(scope='module')
@@ -24,6 +75,7 @@ def demo(tmp_path_factory):
     return build, done.stdout
 
 
+@pytest.mark.slow
 def test_attention_captions_are_right_and_look_at_what_they_name(demo):
     build, _ = demo
     scores = json.loads((build / 'runs/shapes/test_Attention.json').read_text())['scores']
@@ -35,6 +87,7 @@ def test_attention_captions_are_right_and_look_at_what_they_name(demo):
     assert truth['chance'] < 0.20
 
 
+@pytest.mark.slow
 def test_demo_ends_with_a_table_and_the_places(demo):
     build, printed = demo
     table = printed[printed.index('decoder '):].splitlines()
@@ -46,6 +99,7 @@ def test_demo_ends_with_a_table_and_the_places(demo):
     assert str(build / 'runs' / 'shapes' / 'figures') in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FIGURES)
 def test_figures_are_there(demo, name):
     with Image.open(demo[0] / 'runs' / 'shapes' / 'figures' / f'{name}.png') as figure:

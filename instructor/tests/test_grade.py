@@ -171,16 +171,23 @@ def listener():
     server.close()
 
 
-@pytest.fixture(scope='module')
-def graded(tmp_path_factory, listener):
-    """All submissions, graded once: name -> (result, points expected per TODO), seconds, folder of the results."""
+# one of each kind, for every day
+A_FEW = ('right', 'nothing_done', 'syntax_error', 'not_installed', 'kills_its_parent', 'fake_report',
+         'replaces_the_checks', 'deletes_files', 'takes_forward_from_the_base_class', 'connects', 'exits_in_attention',
+         'correct_1', 'mistake_1', 'hard_coded_sizes')
+
+
+@pytest.fixture(scope='module', params=['a_few', pytest.param('all', marks=pytest.mark.slow)])
+def graded(request, tmp_path_factory, listener):
+    """Submissions, graded once: name -> (result, points expected per TODO), seconds, folder of the results."""
     folder = tmp_path_factory.mktemp('submissions')
     full, none = dict(ALL), dict.fromkeys(ALL, 0)
     wanted = {}
 
     def add(name, source, points):
-        (folder / f'{name}.py').write_text(source, encoding='utf-8')
-        wanted[name] = points
+        if request.param == 'all' or name in A_FEW:
+            (folder / f'{name}.py').write_text(source, encoding='utf-8')
+            wanted[name] = points
 
     add('right', RIGHT, full)
     add('nothing_done', OPEN, none)
@@ -220,7 +227,7 @@ needs_isolation = pytest.mark.skipif(not sandbox.bubblewrap(), reason='bubblewra
 @needs_isolation
 def test_every_row_of_the_table_is_right(graded):
     rows = {row['submission']: row for row in csv.DictReader((graded[2] / 'grades.csv').open())}
-    assert len(rows) == len(graded[0]) >= 30
+    assert len(rows) == len(graded[0]) >= len(A_FEW)
     wrong = {}
     for name, (_, wanted) in graded[0].items():
         found = {todo: float(rows[name][f'TODO {todo}']) for todo in ALL}
@@ -231,6 +238,7 @@ def test_every_row_of_the_table_is_right(graded):
     assert not wrong
 
 
+@pytest.mark.slow  # what a start of the sandbox takes counts for more with a few
 @needs_isolation
 def test_thirty_take_at_most_ten_minutes(graded):
     assert graded[1] / len(graded[0]) * 30 < 600
@@ -247,7 +255,8 @@ def test_pages_say_what_is_wrong(graded):
     page_of = {name: (graded[2] / name / 'page.html').read_text() for name in graded[0]}
     assert 'SyntaxError' in page_of['syntax_error']
     assert 'a_package_that_nobody_has' in page_of['not_installed']
-    assert 'no result within' in page_of['endless_loop']
+    if 'endless_loop' in page_of:  # not among the few
+        assert 'no result within' in page_of['endless_loop']
     assert 'not done yet' in page_of['nothing_done']
     assert 'hard-coded' in page_of['hard_coded_sizes']
     for name in graded[0]:
@@ -419,7 +428,7 @@ def test_speed_is_measured_finely_in_the_sandbox():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         with sandbox.Sandbox(assemble(REFERENCE, Path(folder) / 'lab')) as box:
-            ran = {name: [box.run(name, dataclasses.asdict(probes.Inputs()), 60) for _ in range(5)]
+            ran = {name: [box.run(name, dataclasses.asdict(probes.Inputs()), 60) for _ in range(3)]
                    for name in ('plain_speed', 'attention_speed', 'attentive_speed')}
     ratios = {name: [result['seconds'] / result['yardstick'] for result in results] for name, results in ran.items()}
     assert all(0.3 < ratio < 4 for found in ratios.values() for ratio in found), ratios

@@ -12,8 +12,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from warm import run_module
 
-from instructor import bonus
+from instructor import bonus, handout
 from instructor.assemble import ROOT, wanted_files
 from instructor.cut import REFERENCE
 from instructor.handout import NAME, HandoutError, build, files, pack, prove_it_works, prove_nothing_is_given_away
@@ -75,10 +76,53 @@ def test_a_leak_is_found(tmp_path, name, content, message):
         prove_nothing_is_given_away(tmp_path / 'bad.zip')
 
 
-def test_it_works_as_a_student_finds_it(built, tmp_path):
+@pytest.fixture
+def without_java(tmp_path, monkeypatch):
+    """METEOR's takes longer to start than all the rest."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'bin/java').write_text('#!/bin/sh\nexit 1\n')
+    (tmp_path / 'bin/java').chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'), prepend=os.pathsep)
+
+
+@pytest.mark.slow
+def test_it_works_as_a_student_finds_it(built, tmp_path, without_java):
     prove_it_works(built[0], tmp_path)
     # the environment is the one that this test runs in: made from the same file
     assert (built[0] / 'requirements.txt').read_bytes() == (ROOT / 'requirements.txt').read_bytes()
+
+
+def test_its_checks_run_with_open_todos_and_with_the_reference(built, tmp_path, monkeypatch):
+    """The steps of ``prove_it_works`` without the notebooks, and with processes that start faster."""
+    seen = []
+
+    def run(command, folder, code=0):
+        seen.append(command[1:])
+        if command[1] == '-c':  # notebooks: the slow test above; with open TODOs, test_assemble.py
+            todo = 1 if 'train_rnn' in command[2] else 3
+            return f'NotImplementedError TODO {todo}: X is still to do'
+        done = run_module(*command[2:], cwd=folder)
+        assert done.returncode == code, done.stdout
+        return done.stdout + done.stderr
+
+    monkeypatch.setattr(handout, 'run', run)
+    prove_it_works(built[0], tmp_path)
+    assert [command[:3] for command in seen] == [
+        ['-m', 'ruff', 'check'], ['-m', 'pytest', '-q'], *[seen[k][:3] for k in (2, 3)], ['-m', 'pytest', '-q'],
+        seen[5][:3]] and all(seen[k][0] == '-c' for k in (2, 3, 5))
+    assert (tmp_path / 'done_todos/models.py').read_bytes() == REFERENCE.read_bytes()
+
+
+def test_a_handout_that_does_not_work_is_refused(tmp_path, monkeypatch):
+    said = {'open_todos': 'TODO 1  to do 0 of 9', 'early_notebooks': 'NotImplementedError TODO 9: X',
+            'done_todos': '69 of 70 points'}
+    for name, printed in said.items():
+        monkeypatch.setattr(handout, 'run', lambda *_, printed=printed: printed)
+        with pytest.raises(HandoutError, match='is not reported|does not stop at TODO 1|not get all points'):
+            getattr(handout, name)(tmp_path, 'python')
+    monkeypatch.undo()
+    with pytest.raises(HandoutError, match='-c raise SystemExit.* ended with 3'):
+        handout.run([sys.executable, '-c', 'raise SystemExit(3)'], tmp_path)
 
 
 def test_another_folder_is_not_emptied(tmp_path):

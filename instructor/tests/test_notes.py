@@ -46,7 +46,8 @@ def test_there_are_six():
     assert [path.name[0] for path in NOTES] == list('123456')
 
 
-@pytest.mark.parametrize('name', PLAIN)
+@pytest.mark.parametrize('name', [  # one for every day
+    pytest.param(name, marks=[pytest.mark.slow] * (name[0] != '5')) for name in PLAIN])
 def test_a_note_needs_no_todo(student, name):
     printed = run(student / 'notes' / name, **SHORTER.get(name, {}))
     if name == '3_attention.ipynb':  # with attention even a short training learns the dates
@@ -54,6 +55,7 @@ def test_a_note_needs_no_todo(student, name):
         assert 'AttnDecoderRNN: 15 letters to look at, but only 12 weights' in printed
 
 
+@pytest.mark.slow  # test_assemble.py sees that a notebook stops so
 def test_note_4_stops_at_its_todo(student):
     with pytest.raises(PapermillExecutionError) as error:
         run_notebook(student / 'notes/4_mathematics_of_attention.ipynb', show=False)
