@@ -73,7 +73,8 @@ def test_its_checks_hold_numbers_not_equations(folder):
 
 
 def test_open_todos_are_not_done_yet(folder):
-    found = check(folder, '-k', 'adaptive or bahdanau or captionnet or surrogate or gives_back or are_taken')
+    found = check(folder, '-k', '(adaptive or bahdanau or captionnet or surrogate or gives_back or are_taken) '
+                  'and not (self_critical and adaptive)')
     assert found.returncode == 0, found.stdout
     assert {int(todo) for todo in re.findall(r'not done yet: TODO (\d+)', found.stdout)} >= {6, 9, 10, 12, 13, 14}
     assert ' passed' not in found.stdout.splitlines()[-1] or int(re.search(r'(\d+) passed', found.stdout)[1]) < 6
@@ -129,7 +130,8 @@ def test_one_todo_alone(folder):
     assert sources[FILE[7]].count('raise NotImplementedError(') == 3
     assert not any('### ' in source for source in sources.values())
     with laid_in(folder, sources):
-        found = check(folder, '-k', '(adaptive or spatial or bahdanau or captionnet) and not large and not killed')
+        found = check(folder, '-k', '(adaptive or spatial or bahdanau or captionnet) and not large and not killed '
+                      'and not by_heart and not learns and not self_critical')
     assert found.returncode == 0, found.stdout
     left = re.findall(r'not done yet: TODO (\d+)', found.stdout)
     assert set(left) == {'7'} and int(re.search(r'(\d+) passed', found.stdout)[1]) > 20, found.stdout
@@ -161,7 +163,7 @@ def changed(mistakes):
 def test_the_reference_does_them_all(folder):
     with laid_in(folder, SOLUTIONS):
         found = check(folder, '-k', 'not trained_by and not large and not ratio_falls and not killed '
-                      'and not (self_critical and not surrogate)')  # what takes long
+                      'and not by_heart and not learns and not (self_critical and not surrogate)')  # what takes long
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout
 
 

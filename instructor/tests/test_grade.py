@@ -174,7 +174,7 @@ def listener():
 # one of each kind, for every day
 A_FEW = ('right', 'nothing_done', 'syntax_error', 'not_installed', 'kills_its_parent', 'fake_report',
          'replaces_the_checks', 'deletes_files', 'takes_forward_from_the_base_class', 'connects', 'exits_in_attention',
-         'correct_1', 'mistake_1', 'hard_coded_sizes')
+         'mistake_1', 'hard_coded_sizes')
 
 
 @pytest.fixture(scope='module', params=['a_few', pytest.param('all', marks=pytest.mark.slow)])

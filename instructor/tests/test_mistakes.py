@@ -1,12 +1,14 @@
 """Every mistake of the library is caught and named by its TODO's checks; every right solution passes."""
 
 import functools
+import json
 import re
 import subprocess
 import sys
 
 import pytest
 
+from instructor import expected
 from instructor.assemble import ROOT
 from instructor.expected import load, probes
 from instructor.judge import TODOS, checking, checks, judge
@@ -92,6 +94,31 @@ def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
     assert [load(f'ANSWER = {n}\n', tmp_path).ANSWER for n in range(9)] == list(range(9))
 
 
+def test_expected_values_are_up_to_date_but_for_training_and_speed(monkeypatch):
+    quick = {name: probe for name, probe in probes.PROBES.items() if not name.endswith(('_learning', '_speed'))}
+    assert len(probes.PROBES) - len(quick) == 5
+    monkeypatch.setattr(probes, 'PROBES', quick)
+    monkeypatch.setattr(expected, 'OF_TODO', {todo: [name for name in names if name in quick]
+                                              for todo, names in expected.OF_TODO.items()})
+    kept = {part: {name: value for name, value in of_part.items() if name in quick}
+            for part, of_part in json.loads(expected.EXPECTED.read_text()).items()}
+    assert list(expected.differences(json.loads(json.dumps(expected.expected())), kept)) == []
+
+
+def test_a_difference_in_the_expected_values_is_said(monkeypatch, capsys):
+    kept = json.loads(expected.EXPECTED.read_text())
+    name = next(iter(kept['mistakes']))
+    kept['mistakes'][name]['another'] = kept['mistakes'][name].pop(next(iter(kept['mistakes'][name])))
+    monkeypatch.setattr(expected, 'expected', lambda: kept)
+    monkeypatch.setattr(sys, 'argv', ['expected', '--check'])
+    with pytest.raises(SystemExit, match='is not what the reference gives'):
+        expected.main()
+    assert f'/mistakes/{name}/another: only in one of them' in capsys.readouterr().out
+    assert not list(expected.differences([1.0, {'a': 2}], [1.00001, {'a': 2}]))
+    assert list(expected.differences([1.0, {'a': 2}], [1.001, {'a': 3}])) == ['/0: 1.0 and 1.001', '/1/a: 2 and 3']
+
+
+@pytest.mark.slow
 def test_expected_values_are_up_to_date():
     check = subprocess.run([sys.executable, '-m', 'instructor.expected', '--check'], cwd=ROOT, capture_output=True,
                            text=True)

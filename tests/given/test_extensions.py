@@ -592,6 +592,7 @@ def test_the_whole_bahdanau_model_learns(tiny_data):
     assert changed == {'encoder', 'decoder'}
 
 
+@pytest.mark.slow
 def test_resnet_50_and_the_bahdanau_decoder_by_settings(tiny_cfg, tmp_path):
     """Its own 8 x 8 grid, from training to the attention maps."""
     parts_of('bahdanau')
