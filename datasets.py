@@ -55,7 +55,7 @@ class CaptionDataset(Dataset):
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
         self.sources, self.key = [self.images_path], 'images'
-        self.held = None  # all features in memory, see features.hold
+        self.in_memory = None  # all features, see use_features
         self._rows = {}  # of each source, from the first item on
         if features:
             self.use_features(features, mirrored)
@@ -68,9 +68,18 @@ class CaptionDataset(Dataset):
         """:return: path of a split's HDF5 file of images, whether or not it is there"""
         return Path(data_folder) / f'{split}_IMAGES_{data_name}.hdf5'
 
-    def use_features(self, features, mirrored=None):
-        """Read features in place of images, see the parameters of the class."""
+    def use_features(self, features, mirrored=None, in_memory=None):
+        """Read features in place of images, see the parameters of the class.
+
+        :param in_memory: all of them, (images, h, w, encoder_dim), those of the mirrored images last
+        """
         self.sources, self.key, self._rows = [features, mirrored], 'features', {}
+        self.in_memory = in_memory
+
+    @property
+    def has_features(self):
+        """Whether it gives features in place of images."""
+        return self.key == 'features'
 
     def replace_captions(self, path, word_map):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
@@ -119,10 +128,10 @@ class CaptionDataset(Dataset):
         """Images, or their features; ``number + len(names)`` is the mirror image of ``number``.
 
         :param numbers: (m,) long, ascending
-        :return: (m, ...), on the device where they are held
+        :return: (m, ...), on the device where they are in memory
         """
-        if self.held is not None:
-            return self.held[numbers.to(self.held.device)]
+        if self.in_memory is not None:
+            return self.in_memory[numbers.to(self.in_memory.device)]
         images = [self._read(mirror, chosen) for mirror in (False, True)
                   if len(chosen := numbers[(numbers >= len(self.names)) == mirror] % len(self.names))]
         return torch.cat(images)

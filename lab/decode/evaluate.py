@@ -21,7 +21,8 @@ from lab.decode.cider import CiderD
 from lab.decode.metrics import bleu
 from lab.train import distributed
 from lab.train.checkpoints import load_models
-from lab.train.inputs import caption_dataset, encode
+from lab.train.forward import encode
+from lab.train.inputs import caption_dataset
 from utils import atomic_path, best_epoch
 
 
@@ -52,7 +53,7 @@ def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
     began = time.perf_counter()
     with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc=what) as bar:
         for images, *_ in loader:
-            encoder_out = encode(model, images)
+            encoder_out = encode(model, images, dataset.has_features)
             for k, beam_size in enumerate(beam_sizes):
                 start = time.perf_counter()
                 found[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
@@ -152,7 +153,7 @@ def main():
         result = evaluate(model, args.split, args.beam_sizes,
                           history=json.loads(history.read_text()) if history.exists() else None)
         for row in result['scores']:
-            distributed.say(f"{name}, beam {row['beam_size']}: " + ', '.join(
+            distributed.log(f"{name}, beam {row['beam_size']}: " + ', '.join(
                 f'{metric} {row[metric]:.3f}' for metric in ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D'))
                 + f"  ({row['seconds']:.1f} s)")
         if distributed.rank() == 0:

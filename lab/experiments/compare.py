@@ -33,9 +33,11 @@ from lab.train.checkpoints import (
     read_checkpoint,
 )
 from lab.train.features import encoder_digest
+from lab.train.forward import check_decoder
 from lab.train.inputs import some_captions
+from lab.train.resume import fingerprints
 from lab.train.source import code_digest, open_todo
-from solver import check_decoder, check_settings, made_of, train
+from solver import check_settings, train
 from utils import atomic_path, best_epoch
 
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'output_folder', 'device', 'workers', 'print_freq')
@@ -306,9 +308,7 @@ def trained(cfg, encoder):
 
 def other_than(state, cfg, encoder):
     """What of a training's checkpoint is not as it would be now: names of settings, files and the like."""
-    before, now = dict(state['settings']), made_of(cfg)
-    was = state['progress'].get('made_of')
-    was = was if isinstance(was, dict) else {}
+    before, now, was = dict(state['settings']), fingerprints(cfg), state['fingerprints']
     frozen = state['encoder'] is None  # else its weights are in the checkpoint
     for settings in (before, cfg := dict(cfg)):  # the same folder by another name
         settings['data_folder'] = str(Path(settings['data_folder']).resolve())

@@ -25,7 +25,8 @@ from lab.decode.cider import CiderD
 from lab.more.ensembles import load_ensemble
 from lab.train import distributed
 from lab.train.checkpoints import file_digest
-from lab.train.inputs import caption_dataset, encode, half_precision
+from lab.train.forward import encode, half_precision
+from lab.train.inputs import caption_dataset
 from lab.train.source import code_digest
 from utils import atomic_path
 
@@ -59,7 +60,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
         for numbers in torch.arange(len(dataset.names)).split(PICTURES_AT_ONCE):
             images = dataset.images(numbers)
             with half_precision(model.settings):
-                encoder_out = encode(model, images)
+                encoder_out = encode(model, images, dataset.has_features)
                 best = beam_search(model.decoder, encoder_out, model.word_map, beam_size, longest)
                 drawn = sample_search(model.decoder, encoder_out, model.word_map, longest, temperature, samples=samples)
             for i, number in enumerate(numbers.tolist()):

@@ -13,12 +13,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from lab.decode.beam_search import greedy_search, never_said, sample_search
 from lab.decode.cider import CiderD
-from lab.train import fast
-from utils import packed
+from lab.train.forward import encode, forward, half_precision
 
 BASELINES = 'greedy', 'mean'
 END = ['<end>']  # counts as a word here, else captions learn to break off
@@ -58,6 +56,18 @@ class SelfCritical:
         owners = torch.arange(len(pictures)).repeat_interleave(k)
         log_p = log_probabilities(model, encoder_out, drawn, owners, self.dropout).view(-1, k)
         return surrogate_loss(log_p, reward, greedy_reward, weights), -(reward.mean(dim=1) * weights).sum()
+
+    def of_batch(self, model, batch, captions_per_image):
+        """The loss on a batch's pictures; one counts as often as it has captions in the batch.
+
+        :param batch: ``batches.Batch``
+        :return: as of a call
+        """
+        number = torch.empty(len(batch.images), dtype=torch.long)
+        number[batch.image_of] = batch.numbers // captions_per_image
+        weights = batch.image_of.bincount(minlength=len(batch.images)) / len(batch.numbers)
+        with half_precision(model.settings):
+            return self(model, encode(model, batch.images, batch.are_features), number, weights)
 
     def rewards(self, model, found, pictures):
         """:return: (len(found),) CIDEr-D of hypotheses"""
@@ -105,21 +115,14 @@ def log_probabilities(model, encoder_out, found, image_of, dropout=False):
     captions = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
     for caption, row in zip(captions, rows, strict=True):
         caption[:len(row)] = torch.tensor(row)
-    captions = captions.to(device)
     with reading(model.decoder, dropout):
-        if model.fast:
-            decoded = fast.fast_forward(model.decoder, encoder_out, captions, lengths.unsqueeze(1), image_of)
-        else:
-            decoded = model.decoder(encoder_out[image_of.to(device)], captions, lengths.unsqueeze(1).to(device))
-    scores, captions, decode_lengths, *_, sort_ind = decoded
-    scores = packed(scores, decode_lengths)
-    targets = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)
+        decoded = forward(model, encoder_out, captions, lengths, image_of)
     # the words that are never drawn have no probability here either
-    scores = scores.data.float().index_fill(1, never_said(model.word_map, device), -torch.inf)
-    log_p = scores.log_softmax(dim=1).gather(1, targets.data.unsqueeze(1)).squeeze(1)
+    scores = decoded.scores.float().index_fill(1, never_said(model.word_map, device), -torch.inf)
+    log_p = scores.log_softmax(dim=1).gather(1, decoded.targets.unsqueeze(1)).squeeze(1)
     # a packed sequence holds, step by step, the captions that are still running: the first so many
-    owner = torch.cat([torch.arange(size) for size in targets.batch_sizes.tolist()]).to(device)
-    return log_p.new_zeros(len(found)).index_add(0, sort_ind[owner].to(device), log_p)
+    owner = torch.cat([torch.arange(size) for size in decoded.sizes.tolist()]).to(device)
+    return log_p.new_zeros(len(found)).index_add(0, decoded.sort_ind[owner].to(device), log_p)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.train import distributed
@@ -43,6 +44,26 @@ def load(embedding, path, word_map):
     return len(found)
 
 
+def set_up(model):
+    """Load the word vectors that the settings name into a new decoder, and freeze the embedding if it is not tuned."""
+    cfg, embedding = model.settings, getattr(model.decoder, 'embedding', None)
+    if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
+        count = load(embedding, cfg['word_vectors'], model.word_map)
+        words = len(model.word_map.keys() - set(SPECIAL_TOKENS))
+        distributed.log(f"{cfg['word_vectors']} has {count} of the {words} words; the other {words - count} start at "
+                        'random.')
+    if not cfg['tune_word_vectors']:
+        embedding.requires_grad_(False)
+
+
+def add_dropout(model):
+    """Drop entries of the word vectors in training, as the setting ``embed_dropout`` says."""
+    share = model.settings['embed_dropout']
+    if share:
+        model.decoder.embedding.register_forward_hook(
+            lambda module, _, vectors: nn.functional.dropout(vectors, share, module.training))
+
+
 def lines(path, size):
     """Go through such a file, with a progress bar.
 
@@ -77,7 +98,7 @@ def lines(path, size):
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
     if strange:
-        distributed.say(f'{path}: words that are not in UTF-8 are not found ({strange} here): save it in UTF-8.')
+        distributed.log(f'{path}: words that are not in UTF-8 are not found ({strange} here): save it in UTF-8.')
 
 
 def is_number(text):

@@ -1,14 +1,13 @@
 """Batches for training and validation: captions in some order, each picture of a batch once."""
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from datasets import speaks_of_a_side
+from lab.train import distributed
 
-BUCKET = 50  # batches among which captions of like length are put together
 # Pictures that lie together in their file and are read together, and pictures among which captions are shuffled. With
 # ResNet-101's features these are 17 MB and 1.6 GB; Flickr8k's 6,000 are shuffled as one
 BLOCK, WINDOW = 64, 6144
@@ -17,6 +16,7 @@ BLOCK, WINDOW = 64, 6144
 class Batch(NamedTuple):
     """
     :ivar images: (m, 3, 256, 256) uint8, or (m, h, w, encoder_dim) features: each picture of the batch once
+    :ivar are_features: whether they are the latter
     :ivar image_of: (n,) long; caption i is of ``images[image_of[i]]``
     :ivar captions: (n, longest) long, cut after the longest caption of the batch
     :ivar caplens: (n,) long, <start> and <end> counted
@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     """
 
     images: torch.Tensor
+    are_features: bool
     image_of: torch.Tensor
     captions: torch.Tensor
     caplens: torch.Tensor
@@ -48,6 +49,7 @@ class Batches(Dataset):
 
     def __init__(self, dataset, order, flip=None, rank=0, processes=1, accumulate=1, by_picture=False):
         self.dataset, self.flip, self.expected = dataset, flip, set()
+        self.steps = len(order)
         self.parts = []  # (captions, those of the whole step, whether it ends there)
         for whole in order:
             together = dataset.cpi if by_picture and len(whole) >= dataset.cpi * processes else 1
@@ -68,12 +70,13 @@ class Batches(Dataset):
         pictures, image_of = pictures.unique(return_inverse=True)
         self.expect(pictures)
         caplens = self.dataset.caplens[numbers].flatten()
-        return Batch(self.dataset.images(pictures), image_of, self.dataset.captions[numbers, :int(caplens.max())],
-                     caplens, numbers, len(whole), int((self.dataset.caplens[whole] - 1).sum()), ends_step)
+        return Batch(self.dataset.images(pictures), self.dataset.has_features, image_of,
+                     self.dataset.captions[numbers, :int(caplens.max())], caplens, numbers, len(whole),
+                     int((self.dataset.caplens[whole] - 1).sum()), ends_step)
 
     def expect(self, pictures):
         """Announce the blocks of the file that these are in, each once."""
-        if self.dataset.held is not None:
+        if self.dataset.in_memory is not None:
             return
         mirror, number = pictures // len(self.dataset.names), pictures % len(self.dataset.names)
         for block in zip((mirror > 0).tolist(), (number // BLOCK).tolist(), strict=True):
@@ -94,14 +97,30 @@ def in_order(dataset, batch_size, captions=None):
     return list(captions.split(batch_size))
 
 
-def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, processes=1):
+def of_epoch(model, dataset, epoch):
+    """The batches of an epoch. Their order depends on seed and epoch alone, so a resumed training sees the same.
+
+    :param model: ``checkpoints.CaptionModel``, for its settings
+    :param epoch: from 1 on
+    :return: :class:`Batches` of this process
+    """
+    cfg = model.settings
+    generator = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
+    by_picture = cfg['by_picture']
+    if by_picture is None:
+        by_picture = not dataset.has_features or bool(cfg['self_critical'])
+    order = shuffled(dataset, cfg['batch_size'], generator, by_picture, distributed.count())
+    flip = mirrored(dataset, model.word_map, generator, bool(cfg['self_critical'])) if cfg['flip'] else None
+    return Batches(dataset, order, flip, distributed.rank(), distributed.count(), cfg['accumulate'], by_picture)
+
+
+def shuffled(dataset, batch_size, generator, by_picture=False, processes=1):
     """Batches of all captions in a random order.
 
     Of many pictures, ``WINDOW`` at a time, drawn in blocks that lie together in their file: what does not fit into
     memory is then read from the disk once an epoch and in long pieces, not for each caption.
 
     :param by_picture: all captions of a picture are in one batch, ``batch_size`` rounded to whole pictures
-    :param bucket: captions of like length come together, within ``BUCKET`` batches
     :param processes: that share each batch
     :return: list of (n,) long tensors; a single caption that is left over is left out: batch norm could not take it;
         so are fewer than there are processes
@@ -110,15 +129,7 @@ def shuffled(dataset, batch_size, generator, by_picture=False, bucket=False, pro
     order = [pictures if by_picture else captions_of(pictures, dataset)
              for pictures in windows(len(dataset.names), generator)]
     order = [window[torch.randperm(len(window), generator=generator)] for window in order]
-    if bucket:
-        lengths = dataset.caplens.flatten()
-        lengths = lengths.view(-1, dataset.cpi).amax(dim=1) if by_picture else lengths
-        order = [part[lengths[part].argsort(stable=True)] for window in order for part in window.split(BUCKET * size)]
-    batches = list(torch.cat(order).split(size))
-    if bucket:
-        of_window = math.ceil(min(len(dataset.names), WINDOW) * (1 if by_picture else dataset.cpi) / size)
-        together = torch.arange(len(batches)).split(max(of_window, 1))
-        batches = [batches[part[b]] for part in together for b in torch.randperm(len(part), generator=generator)]
+    batches = torch.cat(order).split(size)
     if by_picture:
         batches = [captions_of(pictures, dataset) for pictures in batches]
     least = max(processes, 1 if len(dataset) == 1 or batch_size == 1 else 2)
@@ -161,7 +172,8 @@ def mirrored(dataset, word_map, generator, of_pictures=False):
 
 def loader(batches, cfg):
     """Load batches one after another, in ``cfg['workers']`` processes if they come from files."""
-    workers = 0 if batches.dataset.held is not None else cfg['workers']
-    pin = cfg['device'].startswith('cuda') and (batches.dataset.held is None or not batches.dataset.held.is_cuda)
+    in_memory = batches.dataset.in_memory
+    workers = cfg['workers'] if in_memory is None else 0
+    pin = cfg['device'].startswith('cuda') and (in_memory is None or not in_memory.is_cuda)
     # a loader takes a seed for its workers from torch's generator: from one of its own
     return DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=pin, generator=torch.Generator())

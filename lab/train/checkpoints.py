@@ -9,7 +9,6 @@ import importlib
 import inspect
 import pickle
 import random
-import re
 import warnings
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,7 +24,7 @@ from lab.train.source import ROOT, edited, source_of
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
 from utils import atomic_path
 
-FORMAT = 3  # raise when checkpoints change: those of another format are refused
+FORMAT = 4  # raise when checkpoints change: those of another format are refused
 
 
 @dataclass
@@ -35,6 +34,7 @@ class CaptionModel:
     :ivar word_map: word -> index
     :ivar settings: the ``cfg`` of its training
     :ivar history: per epoch a dict of losses and scores
+    :ivar fingerprints: of what its training depends on, see ``resume.fingerprints``
     :ivar tuned: the encoder's weights come from a checkpoint, of a training that fine-tuned it
     :ivar fast: ``fast.fast_forward`` takes the place of the decoder's ``forward``
     """
@@ -44,6 +44,7 @@ class CaptionModel:
     word_map: dict
     settings: dict
     history: list = field(default_factory=list)
+    fingerprints: dict = field(default_factory=dict)
     tuned: bool = False
     fast: bool = False
 
@@ -106,12 +107,12 @@ def build_model(cfg, word_map, encoder=None):
     :param cfg: checked settings of ``solver.check_settings``
     :param word_map: word -> index
     :param encoder: a module of your own in place of ``cfg['encoder']``
-    :raises ValueError: ``cfg['decoder']`` cannot be found, or asks for sizes that there are not
+    :raises ValueError: ``cfg['decoder']`` cannot be found
     """
     encoder = build_encoder(cfg, encoder)
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
     if files := edited(cfg.get('decoder')):
-        distributed.say(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart "
+        distributed.log(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart "
                         "(a notebook's kernel) to run what is there now.")
     return CaptionModel(encoder.to(cfg['device']), decoder.to(cfg['device']), word_map, cfg)
 
@@ -127,63 +128,37 @@ def build_encoder(cfg, encoder=None):
 
 
 def build_decoder(cfg, vocab_size, encoder_dim):
-    """
+    """A decoder gets those sizes that its ``__init__`` names (all of them if it has ``**kwargs``) and its options.
+
     :param encoder_dim: channels of the encoder's grid
     :return: a decoder of the class that the settings name, with scores (..., vocab_size)
-    :raises ValueError: as of :func:`build_model`
+    :raises ValueError: the class cannot be found
     """
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
-    wanted, own = parameters_of(kind), inspect.signature(kind).parameters
-    options = cfg['decoder_options']
-    others = [p.name for p in wanted if p.name not in sizes]
-    if foreign := set(options) - set(others):
-        raise ValueError(f"decoder_options has {', '.join(map(repr, sorted(foreign)))}, but {kind.__name__} takes "
-                         f"{', '.join(map(repr, others)) or 'nothing'} there")
-    sizes = {**sizes, **options}
-    unknown = [p.name for p in wanted if p.name in own and p.name not in sizes and p.default is p.empty]
-    if unknown:
-        raise ValueError(f'{kind.__name__} asks for {", ".join(unknown)}; give it a default value '
-                         f'(it gets what it asks for of {", ".join(sizes)})')
-    try:
-        return kind(**{p.name: sizes[p.name] for p in wanted if p.name in sizes})
-    except (TypeError, KeyError) as error:
-        named = not set(re.findall(r"'(\w+)'", str(error))).isdisjoint(sizes)  # else it is of something within
-        if not named or all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in own.values()):
-            raise
-        raise ValueError(f'{kind.__name__} cannot be made ({error}): name what it takes in its __init__, in place of '
-                         '*args and **kwargs') from error
+    taken = inspect.signature(kind.__init__).parameters
+    if all(parameter.kind != parameter.VAR_KEYWORD for parameter in taken.values()):
+        sizes = {name: size for name, size in sizes.items() if name in taken}
+    return kind(**{**sizes, **cfg['decoder_options']})
 
 
-def parameters_of(kind):
-    """What a decoder's class takes; one with ``**kwargs`` hands them on, to the class that it is made from."""
-    found = {}
-    for one in kind.__mro__:
-        if '__init__' not in vars(one):
-            continue
-        taken = inspect.signature(one).parameters.values()
-        found = {p.name: p for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
-        if one is nn.Module or all(p.kind != p.VAR_KEYWORD for p in taken):
-            break
-    return list(found.values())
-
-
-def save_checkpoint(paths, model, optimizers, progress):
+def save_checkpoint(paths, model, optimizers, schedulers):
     """Write a checkpoint to each of the paths, atomically.
 
     A frozen encoder is kept by name and digest only; one that is or was fine-tuned with its weights.
 
     :param optimizers: dict name -> optimizer
-    :param progress: dict of plain values: epoch, best score, ...
+    :param schedulers: dict name -> scheduler
     """
     keep_encoder = model.settings['fine_tune_encoder'] or model.tuned
     state = dict(
-        format=FORMAT, settings=model.settings, word_map=model.word_map, history=model.history, progress=progress,
-        decoder=model.decoder.state_dict(),
+        format=FORMAT, settings=model.settings, word_map=model.word_map, history=model.history,
+        fingerprints=model.fingerprints, decoder=model.decoder.state_dict(),
         encoder=model.encoder.stages.state_dict() if keep_encoder else None,
         encoder_digest=encoder_digest(model.encoder),
         optimizers={name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+        schedulers={name: scheduler.state_dict() for name, scheduler in schedulers.items()},
         random_states=random_states())
     for path in paths:
         with atomic_path(path) as temporary:

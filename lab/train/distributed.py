@@ -116,12 +116,22 @@ def same_buffers(module):
             distributed.broadcast(tensor, 0)
 
 
+def averages(**meters):
+    """Averages over all processes, as plain numbers; None for what nothing was averaged of.
+
+    :param meters: ``utils.AverageMeter`` of this process
+    """
+    every = gather([{name: (float(meter.sum), meter.count) for name, meter in meters.items()}])
+    sums = {name: [sum(values) for values in zip(*(own[name] for own in every), strict=True)] for name in meters}
+    return {name: total / count if count else None for name, (total, count) in sums.items()}
+
+
 def progress_bar(*args, **options):
     """A tqdm bar, in the main process only."""
     return tqdm(*args, disable=rank() > 0, **options)
 
 
-def say(text):
+def log(text):
     """Print, in the main process only."""
     if rank() == 0:
         print(text, flush=True)

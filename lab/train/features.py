@@ -2,11 +2,10 @@
 
 import hashlib
 import inspect
-import json
 import os
 import re
 import shutil
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import h5py
@@ -17,13 +16,11 @@ from torch.utils.data import DataLoader, Subset
 
 from datasets import CaptionDataset
 from lab.data import row_file
-from lab.data.locks import locked
 from lab.train import distributed
 from lab.train.source import class_source
 from models import Encoder
-from utils import atomic_path, evaluating
+from utils import evaluating
 
-SAFE_EVERY = 500  # images; a kill costs at most so many
 MEMORY_SHARE = 0.5  # of what is free may be taken by features
 CGROUP = Path('/sys/fs/cgroup')  # as a container sees its own
 LIBRARIES = 'torch', 'torchvision', 'efficientnet_lite_pytorch'  # their layers do what their names say
@@ -100,7 +97,7 @@ def features_path(data_folder, data_name, split, digest, mirror=False):
 
 
 def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
-    """:func:`encode_images` of several splits; how much disk space all of them need is said, and seen to, first.
+    """:func:`encode_images` of several splits; first it checks that all of them fit on the disk, and says their size.
 
     :param wanted: list of (split, mirror)
     :return: list of paths
@@ -113,8 +110,7 @@ def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
             if _stamp(path) != (stamp, n):
                 if grid is None:
                     grid = _grid(encoder, CaptionDataset.path_of_images(data_folder, data_name, split), device)
-                part, progress = _work_files(path)
-                needed += _bytes_needed(n, grid, _rows_done(progress) if _stamp(part) == (stamp, n) else [])
+                needed += n * grid.numel() * 2
         if needed:
             free = _free_space(Path(data_folder), needed)
             print(f"The encoder's features need {_size(needed)} of disk space; {_size(free)} are free.")
@@ -125,9 +121,8 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     """Write the encoder's native grid of each image of a split into an HDF5 file, half precision.
 
     The file's name and attributes carry the digests of encoder and images, so that a file made by other
-    weights or from other images is never used. A file that fits is left as it is; a run that was stopped or killed
-    goes on where it was. Where there are several processes, each encodes its share of the images, into the same file;
-    while another training makes this file, it waits for that.
+    weights or from other images is never used. A file that fits is left as it is. Where there are several processes,
+    each encodes its share of the images, into the same file.
 
     :param encoder: ``models.Encoder``, frozen; it is run in ``eval()``
     :param split: 'TRAIN', 'VAL' or 'TEST'
@@ -139,13 +134,28 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
     if all(distributed.gather([_stamp(path) == (stamp, n)])):
         return path
-    with ExitStack() as held:
-        if distributed.rank() == 0:  # only one training writes a file
-            held.enter_context(_lock(path))
+    dataset = CaptionDataset(data_folder, data_name, split)
+    # one temporary file of all processes
+    part = path.with_name(f'.{path.name}.{distributed.gather([os.getpid()])[0]}.part')
+    try:
+        with torch.inference_mode(), evaluating(encoder):
+            grid = _grid(encoder, dataset.images_path, device)
+            if distributed.rank() == 0:
+                _free_space(path.parent, n * grid.numel() * 2)
+                row_file.create(part, 'features', (n, *grid), 'float16', stamp)
+            distributed.wait_for_all()
+            rows = torch.arange(n).tensor_split(distributed.count())[distributed.rank()]
+            _encode(encoder, dataset, device, batch_size, workers, mirror, part, rows, grid)
         distributed.wait_for_all()
-        if not all(distributed.gather([_stamp(path) == (stamp, n)])):  # nobody else has made it meanwhile
-            _write(encoder, CaptionDataset(data_folder, data_name, split), device, batch_size, workers, mirror, path,
-                   stamp)
+        if distributed.rank() == 0:
+            os.replace(part, path)
+        distributed.wait_for_all()
+    except OSError as error:
+        raise OSError(f'{path} cannot be written ({error.strerror or error}): make room, copy the data set to a folder '
+                      'of your own, or set cache_features=False') from error
+    finally:
+        if distributed.rank() == 0:
+            part.unlink(missing_ok=True)
     if _stamp(path) != (stamp, n):
         raise OSError(f'{path} was made by another process, but is not here: data_folder must be a folder that all '
                       'machines share')
@@ -159,60 +169,11 @@ def file_of(encoder, data_folder, data_name, split, mirror=False):
     return features_path(data_folder, data_name, split, stamp['encoder'], mirror), stamp, n
 
 
-def _work_files(path):
-    return [path.with_name(path.name + ending) for ending in ('.part', '.progress')]
-
-
-@contextmanager
-def _lock(path):
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(path.with_name(f'.{path.name}.lock'), lambda: distributed.say(
-                f'Another training is writing {path}: waiting for it.')))
-        except OSError as error:
-            raise OSError(f'{path.parent} cannot be written ({error.strerror or error}): copy the data set to a folder '
-                          'of your own, or set cache_features=False') from error
-        yield
-
-
 def _grid(encoder, images_path, device):
     """:return: (h, w, encoder_dim) of an image's features"""
     with torch.inference_mode(), evaluating(encoder):
         image = torch.from_numpy(row_file.Rows(images_path, 'images')[:1].copy())
         return encoder.native_grid(image.to(device)).shape[1:]
-
-
-def _write(encoder, dataset, device, batch_size, workers, mirror, path, stamp):
-    n, grid = len(dataset.names), _grid(encoder, dataset.images_path, device)
-    part, progress = _work_files(path)
-    with torch.inference_mode(), evaluating(encoder):
-        if distributed.rank() == 0:
-            _prepare(part, progress, stamp, n, grid)
-        distributed.wait_for_all()
-        rows = torch.tensor(_not_done(progress, n), dtype=torch.long)
-        own = progress.with_name(f'{progress.name}.{distributed.rank()}')
-        try:
-            _encode(encoder, dataset, device, batch_size, workers, mirror, part, own,
-                    rows.tensor_split(distributed.count())[distributed.rank()], grid)
-        except ValueError:  # these features can't be kept
-            part.unlink(missing_ok=True)
-            raise
-        except OSError as error:  # the disk is full after all, or has gone
-            part.unlink(missing_ok=True)
-            raise OSError(f'{path.name}: writing failed ({error.strerror or error}): make room in {path.parent}, or '
-                          'set cache_features=False') from error
-        finally:
-            if not part.exists():
-                _forget(progress)
-        distributed.wait_for_all()
-        if distributed.rank() == 0:
-            os.replace(part, path)
-            _forget(progress)
-        distributed.wait_for_all()
-
-
-def _bytes_needed(n, grid, done):
-    return (n - sum(stop - start for start, stop in done)) * grid.numel() * 2
 
 
 def _size(count):
@@ -228,92 +189,31 @@ def _free_space(folder, needed):
     return free
 
 
-def _prepare(part, progress, stamp, n, grid):
-    """Make the file without its rows, if a run before has not, and sum up which rows that one has written."""
-    done = _rows_done(progress) if _stamp(part) == (stamp, n) else []
-    _free_space(part.parent, _bytes_needed(n, grid, done))
-    if not done:
-        _forget(progress)  # before there is a new file that it could be taken for
-        row_file.create(part, 'features', (n, *grid), 'float16', stamp)
-    with atomic_path(progress) as temporary:
-        temporary.write_text(json.dumps(done))
-    for of_process in progress.parent.glob(progress.name + '.*'):
-        of_process.unlink()
-
-
-def _encode(encoder, dataset, device, batch_size, workers, mirror, part, progress, rows, grid):
-    """Encode the images ``rows`` (ascending) and note in ``progress`` which of them are safe on the disk."""
-    captions = (rows * dataset.cpi).tolist()
-    loader = DataLoader(Subset(dataset, captions), batch_size, num_workers=workers,
+def _encode(encoder, dataset, device, batch_size, workers, mirror, part, rows, grid):
+    """Encode the images ``rows`` (ascending) into their places in the file."""
+    loader = DataLoader(Subset(dataset, (rows * dataset.cpi).tolist()), batch_size, num_workers=workers,
                         # it takes a seed for its workers from torch's generator: from one of its own, so that a
                         # training goes the same way whether or not the features were there already
                         generator=torch.Generator())
-    rows, row_bytes, done, noted = rows.tolist(), grid.numel() * 2, 0, 0
+    rows, row_bytes, done = rows.tolist(), grid.numel() * 2, 0
     what = f'{dataset.split.lower()} images'
-
-    def note():
-        row_file.sync(file)
-        with atomic_path(progress) as temporary:
-            temporary.write_text(json.dumps(_ranges(rows[:done])))
-
     with row_file.open_rows(part, 'features') as file, \
-            distributed.progress_bar(total=len(dataset.names), unit='image', desc=f'encode {what}',
-                                     initial=max(len(dataset.names) - len(rows) * distributed.count(), 0)) as bar:
+            distributed.progress_bar(total=len(dataset.names), unit='image', desc=f'encode {what}') as bar:
         first = file.tell()
-        try:
-            for images, *_ in loader:
-                images = images.to(device, non_blocking=True)
-                grids = encoder.native_grid(images.flip(3) if mirror else images).half()
-                if not grids.isfinite().all():
-                    raise ValueError(f'the encoder gives numbers for {what} {rows[done]} to '
-                                     f'{rows[done + len(images) - 1]} that half precision cannot hold: take trained '
-                                     'encoder_weights, or set cache_features=False')
-                grids = grids.cpu().contiguous()
-                for row, pixels in zip(rows[done:], grids.numpy(), strict=False):
-                    file.seek(first + row * row_bytes)
-                    file.write(pixels.tobytes())
-                done += len(images)
-                bar.update(len(images) * distributed.count())  # the others are about as fast
-                if done - noted >= SAFE_EVERY:
-                    note()
-                    noted = done
-        except KeyboardInterrupt:
-            note()
-            raise
+        for images, *_ in loader:
+            images = images.to(device, non_blocking=True)
+            grids = encoder.native_grid(images.flip(3) if mirror else images).half()
+            if not grids.isfinite().all():
+                raise ValueError(f'the encoder gives numbers for {what} {rows[done]} to '
+                                 f'{rows[done + len(images) - 1]} that half precision cannot hold: take trained '
+                                 'encoder_weights, or set cache_features=False')
+            grids = grids.cpu().contiguous()
+            for row, pixels in zip(rows[done:], grids.numpy(), strict=False):
+                file.seek(first + row * row_bytes)
+                file.write(pixels.tobytes())
+            done += len(images)
+            bar.update(len(images) * distributed.count())  # the others are about as fast
         row_file.sync(file)
-
-
-def _ranges(rows):
-    """Ascending numbers as ranges: [3, 4, 5, 9] are [[3, 6], [9, 10]]."""
-    ranges = []
-    for row in rows:
-        if ranges and ranges[-1][1] == row:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([row, row + 1])
-    return ranges
-
-
-def _rows_done(progress):
-    """:return: ranges of rows that all processes of a run before have noted"""
-    done = []
-    for path in (progress, *progress.parent.glob(progress.name + '.*')):
-        with suppress(OSError, ValueError, TypeError):
-            done += [[int(start), int(stop)] for start, stop in json.loads(path.read_text())]
-    return sorted(done)
-
-
-def _not_done(progress, n):
-    """:return: rows that are not in the ranges of a file"""
-    missing = torch.ones(n, dtype=torch.bool)
-    for start, stop in json.loads(progress.read_text()):
-        missing[start:stop] = False
-    return missing.nonzero().flatten().tolist()
-
-
-def _forget(progress):
-    for path in (progress, *progress.parent.glob(progress.name + '.*')):
-        path.unlink(missing_ok=True)
 
 
 def _stamp(path):
@@ -337,42 +237,40 @@ def _free_memory():
     return free
 
 
-def hold(dataset, encoder, device='cpu'):
-    """Read a data set's features into memory, pooled to the size that the decoder gets, if they fit.
+def read_into_memory(files, encoder, device='cpu'):
+    """Read features into memory, pooled to the size that the decoder gets, if they fit.
 
     They may take half of what is free on the device, else half of what is free in the host's memory (divided by the
     processes there); where there is not enough, they stay in their file.
 
-    :param dataset: ``datasets.CaptionDataset`` with features
+    :param files: of :func:`encode_images`: those of the images and, perhaps, of the mirrored ones
     :param encoder: ``models.Encoder`` whose features they are
-    :return: whether they fitted
+    :return: (images, h, w, encoder_dim) float16, file after file; None: they do not fit
     """
-    n, sources = len(dataset.names), [source for source in dataset.sources if source]
-    with h5py.File(sources[0]) as file:
-        native = file['features'].shape[1:]
+    with h5py.File(files[0]) as file:
+        n, *native = file['features'].shape
         pooled = encoder.resize(torch.zeros(1, *native)).shape[1:]
         pool = pooled.numel() < torch.Size(native).numel()  # pooled up, they would only take more room
-        shape = (len(sources) * n, *(pooled if pool else native))
+        shape = (len(files) * n, *(pooled if pool else native))
     needed = 2 * torch.Size(shape).numel()
     device = torch.device(device)
     if device.type == 'cuda' and needed > MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         device = torch.device('cpu')
     free = _free_memory() / distributed.on_this_machine()
     if device.type != 'cuda' and needed > MEMORY_SHARE * free:
-        return False
+        return None
     try:
-        held = torch.empty(shape, dtype=torch.float16, device=device)
+        features = torch.empty(shape, dtype=torch.float16, device=device)
     except RuntimeError:  # out of memory: this process may have less than the machine
-        return False
-    with distributed.progress_bar(total=len(held), desc=f'read {dataset.split.lower()} features', unit='image',
+        return None
+    with distributed.progress_bar(total=len(features), desc='read features', unit='image',
                                   delay=2) as bar:
-        for i, source in enumerate(sources):
-            with h5py.File(source) as file:
+        for i, path in enumerate(files):
+            with h5py.File(path) as file:
                 for start in range(0, n, 256):  # large reads, in the order of the file
                     grids = torch.from_numpy(file['features'][start:start + 256]).to(device)
                     if pool:
                         grids = encoder.resize(grids.float())
-                    held[i * n + start:i * n + start + len(grids)] = grids
+                    features[i * n + start:i * n + start + len(grids)] = grids
                     bar.update(len(grids))
-    dataset.held = held
-    return True
+    return features
