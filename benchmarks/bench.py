@@ -31,12 +31,13 @@ from benchmarks import textbook
 from instructor.assemble import ROOT
 from lab.decode.beam_search import beam_search
 from lab.train import fast
+from lab.train.forward import true_words
 from solver import caption_loss
 from utils import atomic_path
 
 SIZES = dict(embed_dim=512, decoder_dim=512, vocab_size=9490, encoder_dim=2048)
 SMALL = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
-CAPTIONS, PER_PICTURE, WORDS, BUCKETS = 80, 5, 11, 4
+CAPTIONS, PER_PICTURE, WORDS = 80, 5, 11
 COCO_CAPTIONS = 566_435  # of the 113,287 training pictures
 KINDS = 'soft attention', 'plain LSTM'
 
@@ -200,8 +201,7 @@ class Setting:
         self.image_of = torch.arange(pictures).repeat_interleave(PER_PICTURE)
         count = len(self.image_of)
         # COCO's captions: 10.5 words on average, standard deviation 2.4; <start> and <end> on top
-        lengths = (torch.randn(BUCKETS, count) * 2.4 + 10.5).round().clamp(6, 40).long() + 2
-        self.lengths, self.buckets = lengths[0], lengths.flatten().sort().values.view(BUCKETS, count)
+        self.lengths = (torch.randn(count) * 2.4 + 10.5).round().clamp(6, 40).long() + 2
         self.captions = torch.randint(1, sizes['vocab_size'] - 4, (count, 52)).to(machine.device)
         parameters = list(self.decoder.parameters())
         self.plain_adam = torch.optim.Adam(parameters, lr=4e-4)
@@ -218,11 +218,10 @@ class Setting:
     def textbook_loss(self, grids):
         return textbook.loss(textbook.forward(self.decoder, grids, self.captions, self.lengths))
 
-    def fast_loss(self, grids, lengths=None, image_of=None):
+    def fast_loss(self, grids, image_of=None):
         with self.machine.precision():
-            decoded = fast.fast_forward(self.decoder, grids, self.captions,
-                                        self.lengths if lengths is None else lengths, image_of)
-        return caption_loss(decoded, 1.0)[0]
+            decoded = fast.fast_forward(self.decoder, grids, self.captions, self.lengths, image_of)
+        return caption_loss(*true_words(decoded)[:3], alpha_c=1.0)
 
     def textbook_step(self):
         self.update(self.textbook_loss(self.pictures[self.image_of]), self.plain_adam)
@@ -235,11 +234,6 @@ class Setting:
         """No two captions of the batch share a picture."""
         self.update(self.fast_loss(self.pictures[self.image_of]), self.fused_adam)
 
-    def bucketed_steps(self):
-        """No two captions of the batch share a picture, all are of like length; as many steps as there are buckets."""
-        for lengths in self.buckets:
-            self.update(self.fast_loss(self.pictures[self.image_of], lengths), self.fused_adam)
-
 
 def training(models, machine):
     """Steps of both decoders, and the share of the machine's own matrix-product rate."""
@@ -250,8 +244,6 @@ def training(models, machine):
             yield machine.row(f'training step, {kind}, {cells} cells, `by_picture`', 'captions', usual,
                               (setting.fast_step, CAPTIONS))
             yield machine.row('the same, neither (the default)', 'captions', usual, (setting.default_step, CAPTIONS))
-            yield machine.row('the same, `bucket` instead', 'captions', usual,
-                              (setting.bucketed_steps, BUCKETS * CAPTIONS))
         native = Setting(models, machine, kind, 64)
         yield machine.row(f'training step, {kind}, 196 cells (8 × 8 pooled up to 14 × 14) against the native 64',
                           'captions', usual, (native.fast_step, CAPTIONS), repeats=6)  # the first find no pages yet

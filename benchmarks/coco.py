@@ -120,14 +120,13 @@ def measure(folder, args):
     """:return: list of (what, value, unit, the value for all of COCO or None)"""
     import solver
     from lab.decode.evaluate import evaluate
-    from lab.train import checkpoints
-    from lab.train.features import encode_images
+    from lab.train import checkpoints, features
 
     encoder, weights = write_all(folder, args)
     rows, of_all = [], PICTURES / args.pictures
 
     start = time.perf_counter()  # black pictures, as that file has no others: the encoder does not mind
-    encode_images(encoder.to(args.device), folder, NAME, 'VAL', args.device)
+    features.encode_images(encoder.to(args.device), folder, NAME, 'VAL', args.device)
     seconds = time.perf_counter() - start
     rows.append((f'{args.encoder} over {args.others:,} pictures, features written', seconds, 's',
                  seconds * PICTURES / args.others))
@@ -141,9 +140,11 @@ def measure(folder, args):
         return scores
 
     solver.train_epoch = timed
+    if args.stream:
+        features.MEMORY_SHARE = 0  # nothing fits
     cfg = dict(data_folder=str(folder), data_name=NAME, encoder=args.encoder, encoder_weights=str(weights),
                encoded_image_size=None, batch_size=args.batch_size, epochs=args.epochs, device=args.device,
-               hold_features=not args.stream, workers=args.workers, by_picture=args.by_picture, bucket=args.bucket,
+               workers=args.workers, by_picture=args.by_picture,
                output_folder=str(folder / 'runs'), print_freq=100)
     start = time.perf_counter()
     history = solver.train(cfg)
@@ -196,7 +197,6 @@ def main():
     parser.add_argument('--batch-size', type=int, default=80, help='captions')
     parser.add_argument('--search-batch', type=int, default=32, help='pictures searched at once')
     parser.add_argument('--by-picture', action='store_true')
-    parser.add_argument('--bucket', action='store_true')
     parser.add_argument('--stream', action='store_true', help='read features from their file at every batch')
     parser.add_argument('--read', action='store_true', help='only that; by a process with less memory than the file')
     parser.add_argument('--workers', type=int, default=0, help='processes that read them then')

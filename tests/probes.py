@@ -680,7 +680,8 @@ def forward_single(models, inputs, kind):
 @probe('plain', 'attentive')
 def learning(models, inputs, kind, steps=150):
     """Learn the few captions by heart: the loss on the way, and the captions that greedy decoding then gives."""
-    from solver import caption_loss  # here, because it imports models
+    from lab.train.forward import true_words  # here, because these import models
+    from solver import caption_loss
     inputs = dataclasses.replace(inputs, decoder_dim=5 * inputs.decoder_dim)
     decoder, mode = forward_decoder(models, inputs, kind)
     inputs.fill(decoder, scale=0.2).train()
@@ -688,14 +689,14 @@ def learning(models, inputs, kind, steps=150):
     optimizer = torch.optim.Adam(decoder.parameters(), lr=2e-2)
     losses = []
     for _ in range(steps):
-        loss, *_ = caption_loss(decoder(encoder_out, tokens, lengths), alpha_c=0)
+        loss = caption_loss(*true_words(decoder(encoder_out, tokens, lengths))[:2])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     decoder.eval()
     with torch.no_grad():
-        loss, *_ = caption_loss(decoder(encoder_out, tokens, lengths), alpha_c=0)
+        loss = caption_loss(*true_words(decoder(encoder_out, tokens, lengths))[:2])
     captions = greedy_search(decoder, encoder_out, inputs.word_map, max_len=max(inputs.lengths))
     return {'first losses': torch.tensor(losses[:10]), 'last loss': loss.item(), 'mode': mode,
             'wrong captions': sum(found.words != row[1:n - 1].tolist()

@@ -6,7 +6,7 @@ import torch
 from instructor.expected import load
 from instructor.mistakes import correct_solutions, mistakes
 from lab.train.fast import difference
-from solver import few_captions
+from lab.train.forward import few_captions
 
 # fast_forward uses the decoder's own init_hidden_state, so what is wrong there stays; and it has no use for a device,
 # a dtype, a column too many or a slow loop in the code that it replaces

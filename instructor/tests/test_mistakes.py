@@ -100,6 +100,7 @@ def test_expected_values_are_up_to_date_but_for_training_and_speed(monkeypatch):
     monkeypatch.setattr(probes, 'PROBES', quick)
     monkeypatch.setattr(expected, 'OF_TODO', {todo: [name for name in names if name in quick]
                                               for todo, names in expected.OF_TODO.items()})
+    monkeypatch.setattr(expected.Fresh, 'wrong', lambda self: [])  # it asks for all probes
     kept = {part: {name: value for name, value in of_part.items() if name in quick}
             for part, of_part in json.loads(expected.EXPECTED.read_text()).items()}
     assert list(expected.differences(json.loads(json.dumps(expected.expected())), kept)) == []

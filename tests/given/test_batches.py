@@ -7,7 +7,7 @@ import torch
 
 from datasets import CaptionDataset
 from lab.train import batches
-from lab.train.batches import BUCKET, Batches, in_order, loader, mirrored, shuffled
+from lab.train.batches import Batches, in_order, loader, mirrored, shuffled
 
 
 @pytest.fixture
@@ -44,18 +44,17 @@ def test_mirrored_captions_see_the_mirror_image(dataset):
         assert torch.equal(batch.images[batch.image_of[i]], image.flip(2) if flip[number] else image)
 
 
-@pytest.mark.parametrize('bucket', [False, True])
 @pytest.mark.parametrize('by_picture', [False, True])
 @pytest.mark.parametrize('batch_size', [1, 7, 20, 200])
-def test_shuffled_gives_each_caption_once(dataset, batch_size, by_picture, bucket):
-    batches = [shuffled(dataset, batch_size, torch.Generator().manual_seed(seed), by_picture, bucket)
+def test_shuffled_gives_each_caption_once(dataset, batch_size, by_picture):
+    batches = [shuffled(dataset, batch_size, torch.Generator().manual_seed(seed), by_picture)
                for seed in (0, 0, 1)]
     for order in batches:
         numbers = torch.cat(order)
         left_out = len(dataset) % batch_size == 1 and batch_size > 1 and not by_picture
         assert len(numbers.unique()) == len(numbers) == len(dataset) - left_out
         sizes = {len(batch) for batch in order[:-1]}
-        assert bucket or sizes <= {max(round(batch_size / 5), 1) * 5 if by_picture else batch_size}
+        assert sizes <= {max(round(batch_size / 5), 1) * 5 if by_picture else batch_size}
         if by_picture:
             assert all(len(batch) == 5 * len((batch // 5).unique()) for batch in order)
     assert all(map(torch.equal, batches[0], batches[1]))
@@ -63,30 +62,12 @@ def test_shuffled_gives_each_caption_once(dataset, batch_size, by_picture, bucke
 
 
 @pytest.mark.parametrize('by_picture', [False, True])
-def test_buckets_hold_captions_of_like_length(by_picture):
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.randint(3, 40, (20 * BUCKET * 2,), generator=generator)
-    dataset = Sized(caplens=lengths.unsqueeze(1), cpi=2, names=range(len(lengths) // 2))
-
-    def spread(bucket):
-        order = shuffled(dataset, 20, torch.Generator().manual_seed(1), by_picture, bucket)
-        tops = lengths.view(-1, 2).amax(1).repeat_interleave(2) if by_picture else lengths
-        return sum((tops[batch].max() - tops[batch].min()).item() for batch in order) / len(order)
-
-    assert spread(True) < 0.1 * spread(False)
-    order = shuffled(dataset, 20, torch.Generator().manual_seed(1), by_picture, True)
-    longest = torch.tensor([lengths[batch].max() for batch in order])
-    assert (longest.diff() < 0).float().mean() > 0.3  # short and long batches come mixed
-
-
-@pytest.mark.parametrize('bucket', [False, True])
-@pytest.mark.parametrize('by_picture', [False, True])
-def test_of_many_pictures_some_are_shuffled_at_a_time_in_blocks_of_the_file(by_picture, bucket, monkeypatch):
+def test_of_many_pictures_some_are_shuffled_at_a_time_in_blocks_of_the_file(by_picture, monkeypatch):
     monkeypatch.setattr(batches, 'WINDOW', 120)
     monkeypatch.setattr(batches, 'BLOCK', 10)
     lengths = torch.randint(3, 40, (1000 * 2, 1), generator=torch.Generator().manual_seed(0))
     dataset = Sized(caplens=lengths, cpi=2, names=range(1000))
-    orders = [torch.cat(shuffled(dataset, 16, torch.Generator().manual_seed(seed), by_picture, bucket)) // 2
+    orders = [torch.cat(shuffled(dataset, 16, torch.Generator().manual_seed(seed), by_picture)) // 2
               for seed in (0, 1)]
     first_blocks = set()
     for order in orders:
@@ -112,7 +93,7 @@ def test_what_is_read_from_the_file_is_announced_in_blocks_each_once(dataset, mo
 
 
 def test_what_is_held_in_memory_is_not_announced(dataset, monkeypatch):
-    dataset.held = torch.zeros(len(dataset.names), 2, 2, 3)
+    dataset.in_memory = torch.zeros(len(dataset.names), 2, 2, 3)
     monkeypatch.setattr(dataset, 'expect', None)
     assert len(Batches(dataset, [torch.tensor([0, 7])])[0].images) == 2
 
@@ -214,7 +195,7 @@ def test_pages_are_pinned_for_a_gpu_only(dataset):
     batches = Batches(dataset, [torch.arange(5)])
     for device, pinned in (('cpu', False), ('cuda:1', True)):
         assert loader(batches, dict(workers=0, device=device)).pin_memory == pinned
-    dataset.held = SimpleNamespace(is_cuda=True)  # there already
+    dataset.in_memory = SimpleNamespace(is_cuda=True)  # there already
     assert not loader(batches, dict(workers=0, device='cuda')).pin_memory
 
 

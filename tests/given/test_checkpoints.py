@@ -60,17 +60,17 @@ def test_contents(one, tiny_data):
     assert best.name == f'BEST_checkpoint_{decoder_name(cfg)}.pth.tar'
     for path in (latest, best):
         state = torch.load(path, map_location='cpu', weights_only=True)
-        assert set(state) == {'format', 'settings', 'word_map', 'history', 'progress', 'decoder', 'encoder',
-                              'encoder_digest', 'optimizers', 'random_states'}
+        assert set(state) == {'format', 'settings', 'word_map', 'history', 'fingerprints', 'decoder', 'encoder',
+                              'encoder_digest', 'optimizers', 'schedulers', 'random_states'}
         assert only_plain({**state, 'decoder': dict(state['decoder'])})
         assert state['settings'] == cfg
         assert state['word_map'] == load_word_map(**tiny_data)
-        assert state['history'] == history[:state['progress']['epoch']]
+        assert state['history'] == history[:len(state['history'])]
         assert state['encoder'] is None  # frozen: by name and digest only
         moments = state['optimizers']['decoder']['state']
         assert len(moments) == len(list(load_model(path, 'cpu').decoder.parameters()))
         assert set(state['random_states']) == {'python', 'numpy', 'torch', 'cuda'}
-    assert torch.load(latest, weights_only=True)['progress']['epoch'] == 2
+    assert torch.load(latest, weights_only=True)['history'] == history
 
 
 def test_no_module_is_pickled(one):
@@ -161,8 +161,8 @@ def test_loaded_model_does_what_the_training_measured(one):
     scores = validate(model, caption_dataset(model, 'VAL'))
     for name, score in scores.items():
         assert score == pytest.approx(history[-1][f'val_{name}'], abs=1e-6), name
-    epoch = read_checkpoint(best)['progress']['epoch']
-    assert history[epoch - 1]['val_greedy_bleu4'] == max(entry['val_greedy_bleu4'] for entry in history)
+    of_best = read_checkpoint(best)['history'][-1]
+    assert of_best['val_greedy_bleu4'] == max(epoch['val_greedy_bleu4'] for epoch in history)
 
 
 def test_save_and_load_again(one, tmp_path):
@@ -170,7 +170,7 @@ def test_save_and_load_again(one, tmp_path):
     model = load_model(checkpoint_paths(cfg)[0], 'cpu')
     before = caption_split(model, 'VAL', beam_size=2)
     paths = [tmp_path / 'a' / 'one.pth', tmp_path / 'two.pth']
-    save_checkpoint(paths, model, {}, dict(epoch=1))
+    save_checkpoint(paths, model, {}, {})
     for path in paths:
         after = caption_split(load_model(path, 'cpu'), 'VAL', beam_size=2)
         assert [c['caption'] for c in after] == [c['caption'] for c in before]
@@ -181,7 +181,7 @@ def test_save_and_load_again(one, tmp_path):
 def test_a_failed_save_leaves_the_old_file(trained, tmp_path, monkeypatch):
     model = load_model(checkpoint_paths(trained[True][0])[0], 'cpu')
     path = tmp_path / 'kept.pth'
-    save_checkpoint([path], model, {}, dict(epoch=1))
+    save_checkpoint([path], model, {}, {})
     before = path.read_bytes()
 
     def full(state, path):
@@ -190,7 +190,7 @@ def test_a_failed_save_leaves_the_old_file(trained, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, 'save', full)
     with pytest.raises(OSError, match='no space left'):
-        save_checkpoint([path], model, {}, dict(epoch=2))
+        save_checkpoint([path], model, {}, {})
     assert path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ['kept.pth']
 

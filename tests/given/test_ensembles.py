@@ -10,7 +10,7 @@ from datasets import CaptionDataset
 from lab.decode.beam_search import beam_search
 from lab.decode.evaluate import caption_image, caption_split, evaluate
 from lab.more.ensembles import Ensemble, load_ensemble
-from lab.train import inputs
+from lab.train import forward
 from lab.train.checkpoints import checkpoint_paths, load_model
 from lab.train.inputs import caption_dataset
 from models import DecoderWithAttention, DecoderWithRNN
@@ -129,7 +129,7 @@ def test_the_mean_of_the_probabilities(three):
     models = [load_model(path, 'cpu') for path in three]
     ensemble = load_ensemble(three, 'cpu')
     dataset = caption_dataset(ensemble, 'TEST')
-    encoder_out = inputs.encode(ensemble, dataset.images(torch.arange(4)))
+    encoder_out = forward.encode(ensemble, dataset.images(torch.arange(4)), are_features=True)
     state, memory = ensemble.decoder.start(encoder_out)
     states = [list(model.decoder.start(encoder_out)) for model in models]
     words = torch.full((4,), ensemble.word_map['<start>'])
@@ -172,7 +172,7 @@ def test_beams_are_reordered_with_all_their_states(three):
     step_first()
     model = load_model(three[2], 'cpu')
     thrice = Ensemble([model.decoder] * 3).eval()
-    encoder_out = inputs.encode(model, caption_dataset(model, 'TEST').images(torch.arange(6)))
+    encoder_out = forward.encode(model, caption_dataset(model, 'TEST').images(torch.arange(6)), are_features=True)
     for one, other in zip(beam_search(thrice, encoder_out, model.word_map, 4, 12),
                           beam_search(model.decoder, encoder_out, model.word_map, 4, 12), strict=True):
         check(one.words == other.words, STEP, f'with three times one decoder its caption, {other.words}', one.words,
@@ -217,9 +217,9 @@ def test_each_decoder_has_the_encoder_that_it_was_trained_with(three, tuned):
         torch.arange(4))
     words = torch.full((4,), ensemble.word_map['<start>'])
     with torch.no_grad():
-        grids = [inputs.encode(model, pictures) for model in models]
+        grids = [forward.encode(model, pictures) for model in models]
         assert (grids[0] - grids[1]).abs().max() > 1e-2 and torch.equal(grids[0], grids[2])
-        together = inputs.encode(ensemble, pictures)
+        together = forward.encode(ensemble, pictures)
         assert together.shape == (4, 4, 4, 2 * models[0].encoder.encoder_dim)  # the frozen one has read them once
         found = ensemble.decoder.step(words, *ensemble.decoder.start(together))
         steps = [model.decoder.step(words, *model.decoder.start(grid))

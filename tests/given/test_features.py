@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from torch import nn
 from create_input_files import create_input_files
 from datasets import CaptionDataset
 from lab.train import features
-from lab.train.features import encode_images, encode_splits, encoder_digest, hold
+from lab.train.features import encode_images, encode_splits, encoder_digest, read_into_memory
 from models import Encoder
 
 
@@ -207,36 +206,25 @@ def stopping(encoder, monkeypatch, error, at):
     return calls
 
 
-def test_a_run_that_was_stopped_goes_on(data, monkeypatch):
+def test_a_run_that_was_stopped_leaves_nothing(data, monkeypatch):
     encoder = patches()
-    whole = encode_images(encoder, *data, 'VAL', batch_size=2)
-    expected = whole.read_bytes()
-    whole.unlink()
     with monkeypatch.context() as patch:
-        calls = stopping(encoder, patch, KeyboardInterrupt, at=4)
+        stopping(encoder, patch, KeyboardInterrupt, at=4)
         encoder.train()
         with pytest.raises(KeyboardInterrupt):
             encode_images(encoder, *data, 'VAL', batch_size=2)
-        assert encoder.training and calls == [1, 2, 2, 2] and not whole.exists()
-    with monkeypatch.context() as patch:
-        calls = stopping(encoder, patch, KeyboardInterrupt, at=99)
-        assert encode_images(encoder, *data, 'VAL', batch_size=2) == whole
-        assert calls == [1, 2]  # four of six were there
-    assert whole.read_bytes() == expected and left_behind(data[0]) == [whole.name]
+        assert encoder.training and left_behind(data[0]) == []
+    calls = stopping(encoder, monkeypatch, KeyboardInterrupt, at=99)
+    whole = encode_images(encoder, *data, 'VAL', batch_size=2)
+    assert left_behind(data[0]) == [whole.name] and calls == [1, 2, 2, 2]
 
 
-def test_a_killed_run_goes_on(data, monkeypatch):
-    """Killed at any place: what was noted is used, what came after it is written again."""
-    encoder = patches()
-    whole = encode_images(encoder, *data, 'TRAIN', batch_size=4)
-    expected = whole.read_bytes()
-    whole.unlink()
+def test_a_killed_run_is_not_taken_for_a_whole_one(data):
     script = textwrap.dedent(f'''
         import os, signal, sys
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(features.__file__).parents[2])!r}]
         from lab.train import features
         from test_features import patches
-        features.SAFE_EVERY = 8
         encoder, calls = patches(), []
         real = encoder.native_grid
         def native_grid(images):
@@ -249,106 +237,26 @@ def test_a_killed_run_goes_on(data, monkeypatch):
     ''')
     killed = subprocess.run([sys.executable, '-c', script], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not whole.exists()
-    calls = stopping(encoder, monkeypatch, KeyboardInterrupt, at=99)
-    assert encode_images(encoder, *data, 'TRAIN', batch_size=4) == whole
-    assert calls == [1, 4, 4]  # 16 of 24 were noted
-    assert whole.read_bytes() == expected and left_behind(data[0]) == [whole.name]
-
-
-def left_by_another(encoder, data, monkeypatch):
-    """A run on other images is stopped on its way."""
-    with monkeypatch.context() as patch:
-        stopping(encoder, patch, KeyboardInterrupt, at=4)
-        with pytest.raises(KeyboardInterrupt):
-            encode_images(encoder, *data, 'VAL', batch_size=2)
-    part, = data[0].glob('*.part')
-    with h5py.File(part, 'r+') as file:
-        file.attrs['images'] = 'others'
-
-
-def test_what_another_encoder_left_is_not_gone_on_with(data, monkeypatch):
-    encoder = patches()
-    left_by_another(encoder, data, monkeypatch)
-    calls = stopping(encoder, monkeypatch, KeyboardInterrupt, at=99)
-    encode_images(encoder, *data, 'VAL', batch_size=2)
-    assert calls == [1, 2, 2, 2]
-
-
-def test_killed_when_a_new_file_has_just_been_made(data, monkeypatch):
-    """What another encoder's run had noted is not taken for rows of the new file."""
-    encoder = patches()
-    whole = encode_images(encoder, *data, 'VAL')
-    expected = whole.read_bytes()
-    whole.unlink()
-    left_by_another(encoder, data, monkeypatch)
-
-    def create(*given):
-        real(*given)
-        raise KeyboardInterrupt
-
-    real = features.row_file.create
-    with monkeypatch.context() as patch:
-        patch.setattr(features.row_file, 'create', create)
-        with pytest.raises(KeyboardInterrupt):
-            encode_images(encoder, *data, 'VAL', batch_size=2)
-    assert encode_images(encoder, *data, 'VAL', batch_size=2).read_bytes() == expected
-
-
-def test_two_trainings_at_once(data, monkeypatch, capsys):
-    """The second waits for the first, and encodes nothing; or all the rest, if the first is stopped."""
-    for stopped in (False, True):
-        encoder, other, begun, go_on, found = patches(), patches(), threading.Event(), threading.Event(), []
-        real, calls = encoder.native_grid, []
-
-        def native_grid(images, real=real, calls=calls, begun=begun, go_on=go_on, stopped=stopped):
-            calls.append(len(images))
-            if len(calls) == 3:
-                begun.set()
-                assert go_on.wait(60)
-                if stopped:
-                    raise KeyboardInterrupt
-            return real(images)
-
-        def run(own, found=found):
-            try:
-                found.append(encode_images(own, *data, 'VAL', batch_size=2))
-            except KeyboardInterrupt:
-                found.append(None)
-
-        monkeypatch.setattr(encoder, 'native_grid', native_grid)
-        theirs = stopping(other, monkeypatch, KeyboardInterrupt, at=99)
-        threads = [threading.Thread(target=run, args=[own]) for own in (encoder, other)]
-        threads[0].start()
-        assert begun.wait(60)
-        threads[1].start()
-        threads[1].join(0.5)
-        assert threads[1].is_alive() and not theirs
-        go_on.set()
-        for thread in threads:
-            thread.join(60)
-        path, = set(found) - {None}
-        assert theirs == ([1, 2, 2] if stopped else [])
-        assert capsys.readouterr().out.count('Another training is writing') == 1
-        with h5py.File(path) as file, torch.no_grad():
-            expected = real(CaptionDataset(*data, 'VAL').images(torch.arange(6)))
-            assert torch.allclose(torch.from_numpy(file['features'][:]).float(), expected, atol=2e-3)
-        assert left_behind(data[0]) == [path.name]
-        path.unlink()
+    part, = left_behind(data[0])
+    assert part.endswith('.part')
+    path = encode_images(patches(), *data, 'TRAIN', batch_size=4)
+    with h5py.File(path) as file, torch.no_grad():
+        expected = patches().eval().native_grid(CaptionDataset(*data, 'TRAIN').images(torch.arange(24)))
+        assert torch.allclose(torch.from_numpy(file['features'][:]).float(), expected, atol=2e-3)
 
 
 def test_a_full_disk_leaves_nothing(data, monkeypatch):
     encoder = patches()
     stopping(encoder, monkeypatch, OSError(28, 'No space left on device'), at=3)
-    with pytest.raises(OSError, match='VAL_.*: writing failed .No space left on device.: make room in .* or set cache'):
+    with pytest.raises(OSError, match='VAL_.* cannot be written .No space left on device.: make room, .* or set cache'):
         encode_images(encoder, *data, 'VAL', batch_size=2)
     assert left_behind(data[0]) == []
 
 
 def test_a_folder_that_cannot_be_written(data, monkeypatch):
-    monkeypatch.setattr('lab.data.locks.FileLock.acquire', lambda *_, **__: (_ for _ in ()).throw(
+    monkeypatch.setattr(features.row_file, 'create', lambda *_: (_ for _ in ()).throw(
         OSError(30, 'Read-only file system')))  # chmod does not keep root from writing
-    with pytest.raises(OSError, match='cannot be written .Read-only file system.: copy .* or set cache_features=False'):
+    with pytest.raises(OSError, match='cannot be written .Read-only file system.: .*copy .* or set cache'):
         encode_images(patches(), *data, 'VAL')
     assert left_behind(data[0]) == []
 
@@ -381,50 +289,49 @@ def test_mirror_images_have_a_file_of_their_own(data):
 
 
 @pytest.mark.parametrize('size', [4, 16, 20, None])
-def test_held_features_are_those_of_the_file(data, size):
+def test_features_in_memory_are_those_of_the_file(data, size):
     encoder = Encoder(Patches(), size)
     files = [encode_images(encoder, *data, 'VAL', mirror=mirror) for mirror in (False, True)]
-    dataset, held = (CaptionDataset(*data, 'VAL', features=files[0], mirrored=files[1]) for _ in range(2))
-    assert hold(held, encoder)
+    dataset, fast = (CaptionDataset(*data, 'VAL', features=files[0], mirrored=files[1]) for _ in range(2))
+    fast.use_features(*files, in_memory=read_into_memory(files, encoder))
     numbers = torch.tensor([0, 3, 7, 11])
-    assert held.held.shape[1] == min(size or 16, 16)
-    assert torch.allclose(encoder.resize(held.images(numbers).float()),
+    assert fast.in_memory.shape[1] == min(size or 16, 16)
+    assert torch.allclose(encoder.resize(fast.images(numbers).float()),
                           encoder.resize(dataset.images(numbers).float()), atol=2e-3)
 
 
 def test_features_too_large_for_the_memory_stay_in_their_file(data, monkeypatch):
     encoder = patches()
-    dataset = CaptionDataset(*data, 'VAL', features=encode_images(encoder, *data, 'VAL'))
+    files = [encode_images(encoder, *data, 'VAL')]
     needed = 6 * 2 * 2 * 4 * 2
     for free, fits in ((2 * needed - 1, False), (2 * needed, True)):
         monkeypatch.setattr(features.psutil, 'virtual_memory', lambda free=free: SimpleNamespace(available=free))
-        assert hold(dataset, encoder) == fits == (dataset.held is not None)
-    dataset.held = None
+        assert (read_into_memory(files, encoder) is not None) == fits
     with monkeypatch.context() as patch:  # they share this machine's memory
         patch.setattr(features.distributed, 'on_this_machine', lambda: 2)
-        assert not hold(dataset, encoder)
+        assert read_into_memory(files, encoder) is None
     with monkeypatch.context() as patch:  # a process may have less than the machine
 
         def empty(*_, **__):
             raise RuntimeError("can't allocate memory")
 
         patch.setattr(features.torch, 'empty', empty)
-        assert not hold(dataset, encoder) and dataset.held is None
-    assert hold(dataset, encoder)
+        assert read_into_memory(files, encoder) is None
+    assert read_into_memory(files, encoder) is not None
 
 
 @pytest.mark.parametrize(('limit', 'fits'), [('1000', True), ('999', False), ('max', True)])
 def test_a_container_may_have_less_memory_than_its_machine(data, tmp_path, monkeypatch, limit, fits):
     """1000 - (2000 - 1100 - 92) bytes are left, which the features need."""
     encoder = patches()
-    dataset = CaptionDataset(*data, 'VAL', features=encode_images(encoder, *data, 'VAL'))
+    files = [encode_images(encoder, *data, 'VAL')]
     monkeypatch.setattr(features, 'CGROUP', tmp_path)
     (tmp_path / 'memory.max').write_text(f'{limit}\n')
     (tmp_path / 'memory.current').write_text('2000\n')
     (tmp_path / 'memory.stat').write_text('anon 700\ninactive_file 1100\nactive_file 92\n')
     monkeypatch.setattr(features, 'MEMORY_SHARE', 1)
     monkeypatch.setattr(features.psutil, 'virtual_memory', lambda: SimpleNamespace(available=10 ** 6))
-    assert hold(dataset, encoder) == fits
+    assert (read_into_memory(files, encoder) is not None) == fits
 
 
 def test_too_little_disk_space(data, monkeypatch):

@@ -1,7 +1,6 @@
 """Self-critical training: the gradient is that of the expected score, and the score rises."""
 
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -10,11 +9,10 @@ from small import DRAWN
 from torch import nn
 from verdicts import by_hand, called, check, same
 
-import solver
 from lab.decode.beam_search import Hypothesis, sample_search
 from lab.more import captionnet, self_critical
 from lab.more.self_critical import SelfCritical, log_probabilities, reading
-from lab.train import inputs
+from lab.train import forward
 from lab.train.batches import Batch
 from lab.train.checkpoints import CaptionModel, checkpoint_paths, load_model, read_checkpoint
 from lab.train.inputs import caption_dataset
@@ -42,7 +40,7 @@ def model(trained):
 
 
 def encoded(model, n=4):
-    return inputs.encode(model, caption_dataset(model, 'TRAIN').images(torch.arange(n)))
+    return forward.encode(model, caption_dataset(model, 'TRAIN').images(torch.arange(n)), are_features=True)
 
 
 @pytest.mark.parametrize('max_len', [3, 50])
@@ -147,7 +145,8 @@ def test_a_decoder_that_drops_word_vectors_and_feeds_its_own_words(trained, mode
 
     torch.manual_seed(0)
     decoder = captionnet.CaptionNet(10, 12, 16, len(model.word_map), encoder_dim=encoded(model, 1).shape[-1])
-    other = CaptionModel(model.encoder, decoder, model.word_map, model.settings)
+    settings = {**model.settings, 'decoder': 'lab.more.captionnet.CaptionNet'}
+    other = CaptionModel(model.encoder, decoder, model.word_map, settings)
     drawn = sample_search(decoder, encoded(model), model.word_map, 6)
     found = log_probabilities(other, encoded(model), drawn, torch.arange(4))
     assert found.tolist() == log_probabilities(other, encoded(model), drawn, torch.arange(4)).tolist()
@@ -164,15 +163,18 @@ def test_the_encoder_learns_too(trained, tmp_path):
     assert changed and not any('running' in name for name in changed)
 
 
-def test_a_picture_counts_as_far_as_its_captions_are_in_the_part(model):
+def test_a_picture_counts_as_far_as_its_captions_are_in_the_part(model, monkeypatch):
     """Three captions of one picture and one of another."""
     seen = []
     numbers = torch.tensor([0, 1, 2, 7])
-    batch = Batch(caption_dataset(model, 'TRAIN').images(torch.tensor([0, 1])), torch.tensor([0, 0, 0, 1]), None, None,
-                  numbers, of_captions=8, of_words=None, ends_step=True)
-    solver.reward_loss(model, batch, lambda _, __, pictures, weights: seen.append((pictures, weights)), 5)
+    batch = Batch(caption_dataset(model, 'TRAIN').images(torch.tensor([0, 1])), True, torch.tensor([0, 0, 0, 1]), None,
+                  None, numbers, of_captions=8, of_words=None, ends_step=True)
+    by_score = SelfCritical([[['a']]], 2, 'mean')
+    monkeypatch.setattr(SelfCritical, '__call__', lambda self, model, encoder_out, pictures, weights: seen.append(
+        (pictures, weights)))
+    by_score.of_batch(model, batch, 5)
     (pictures, weights), = seen
-    assert pictures.tolist() == [0, 1] and weights.tolist() == [3 / 8, 1 / 8]
+    assert pictures.tolist() == [0, 1] and weights.tolist() == [3 / 4, 1 / 4]
 
 
 class OneWord(nn.Module):
@@ -207,7 +209,8 @@ def test_the_gradient_is_that_of_the_expected_score(baseline):
     test_the_surrogate_loss(baseline)
     words = ['<start>', 'red', 'star', 'moon', 'a', '<unk>', '<pad>', '<end>']
     word_map = {word: index for index, word in enumerate(words)}
-    model = CaptionModel(nn.Identity(), OneWord(len(words)), word_map, {'device': 'cpu'})
+    settings = {'device': 'cpu', 'decoder': 'my_decoder.OneWord'}
+    model = CaptionModel(nn.Identity(), OneWord(len(words)), word_map, settings)
     references = [[['red', 'star'], ['star']], [['moon'], ['star', 'moon']], [['a']]]
     encoder_out, pictures = torch.tensor([[0.0], [1.0]]), torch.arange(2)
     weights, by_score = torch.tensor([0.25, 0.75]), SelfCritical(references, 300, baseline)
@@ -283,7 +286,6 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert f'CIDEr {before:.3f} on validation' in printed
     after = max(epoch['val_greedy_cider'] for epoch in history)
-    assert re.search(rf'Before: .*CIDEr {before:.3f} .*\nAfter:  .*CIDEr {after:.3f} ', printed)
     assert all(epoch['train_top5'] is None for epoch in history)
     # a student's order of layers sets the random start: with a lucky one, few greedy captions score high at once
     assert IN_A_BONUS or after > before
@@ -291,20 +293,8 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.3 * untrained[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
     scores = [epoch['val_greedy_cider'] for epoch in history]
-    assert latest['progress']['best_score'] == max(scores)
+    assert latest['history'] == history
     assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
-
-
-def test_a_training_that_was_stopped_still_knows_what_it_began_with(trained, tmp_path, capsys):
-    cfg, start = trained
-    cfg = {**cfg, 'start_from': start, 'self_critical': 'mean', 'samples': 2, 'epochs': 1,
-           'output_folder': str(tmp_path)}
-    train(cfg)
-    first = re.search('Before: .*', capsys.readouterr().out)[0]
-    checkpoint = str(checkpoint_paths({**DEFAULTS, **cfg})[0])
-    for again in (None, start):
-        train({**cfg, 'epochs': 2, 'checkpoint': checkpoint, 'start_from': again, 'output_folder': str(tmp_path / '2')})
-        assert re.search('Before: .*', capsys.readouterr().out)[0] == first
 
 
 @pytest.mark.parametrize('bf16', [True, False])
@@ -347,5 +337,3 @@ def test_impossible_settings():
     for value in ('cider', True, 1):
         with pytest.raises(ValueError, match="setting 'self_critical' is"):
             check_settings({'self_critical': value})
-    with pytest.raises(ValueError, match="setting 'samples' is 1; it must be at least 2"):
-        check_settings({'self_critical': 'mean', 'samples': 1})
