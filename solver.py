@@ -114,11 +114,48 @@ def train(cfg, encoder=None, loss=None):
     :param cfg: settings, see :class:`Settings`
     :param encoder: a module of your own from (n, 3, H, W) to (n, channels, h, w); ``cfg['encoder']`` is ignored
     :param loss: a loss of your own in place of :func:`caption_loss`, in training and in validation:
-        ``loss(scores, targets, alphas)`` gives the mean per word, a 0-dim tensor
+        ``loss(scores, targets, alphas)`` gives the mean per word, a 0-dim tensor. The settings ``alpha_c`` and
+        ``label_smoothing`` belong to ``caption_loss`` and have no effect on yours
     :return: history, a list with a dict per epoch
     :raises ValueError: settings or a checkpoint that cannot be
     :raises FloatingPointError: the loss is not a number any more
     :raises OSError: ``output_folder`` cannot be written
+    """
+    model, train_data, val_data, optimizers, schedulers, by_score = set_up(cfg, encoder)
+    cfg, trained = model.settings, len(model.history)
+    aim = 'CIDEr' if by_score else 'BLEU-4'
+    stop = EarlyStopping(STOP_AFTER)
+    for epoch in range(trained + 1, cfg['epochs'] + 1):
+        if stop(model.history):
+            distributed.log(f'No better {aim} for {STOP_AFTER} epochs: stop.')
+            break
+        start = time.perf_counter()
+        train_scores = train_epoch(model, train_data, optimizers, epoch, loss, schedulers, by_score)
+        val_scores = validate(model, val_data, loss)
+        model.history.append(dict(
+            epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
+            **{f'val_{name}': value for name, value in val_scores.items()},
+            decoder_lr=train_scores['decoder_lr'], seconds=time.perf_counter() - start))
+        log_epoch(model.history[-1])
+        if not cfg['cosine']:
+            for scheduler in schedulers.values():
+                scheduler.step(val_scores['greedy_cider' if by_score else 'greedy_bleu4'])
+            rate = optimizers['decoder'].param_groups[0]['lr']
+            if rate < train_scores['decoder_lr']:
+                distributed.log(f'No better {aim} for {DECAY_AFTER} epochs: learning rate {rate:.2e}.')
+        if distributed.rank() == 0:
+            if epoch == trained + 1 and not continues(cfg):
+                move_aside(cfg, history_path(cfg))
+            save(model, optimizers, schedulers)
+        distributed.wait_for_all()
+    return model.history
+
+
+def set_up(cfg, encoder=None):
+    """All that :func:`train` needs.
+
+    :param cfg, encoder: as for :func:`train`
+    :return: model, training captions, validation captions, optimizers, schedulers, and ``SelfCritical`` or None
     """
     distributed.take_own_gpu(cfg.get('device'))
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
@@ -138,6 +175,8 @@ def train(cfg, encoder=None, loss=None):
         distributed.same_weights(module)
     optimizers = make_optimizers(model)
     before = resume(model, optimizers, cfg['checkpoint']) if cfg['checkpoint'] else None
+    if len(model.history) >= cfg['epochs']:
+        distributed.log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
     train_data, val_data = caption_datasets(model, ['TRAIN', 'VAL'], in_memory=True)
     if cfg['captions']:
         train_data.replace_captions(cfg['captions'], word_map)
@@ -150,48 +189,8 @@ def train(cfg, encoder=None, loss=None):
     by_score = None
     if cfg['self_critical']:
         by_score = SelfCritical(train_data.references, cfg['samples'], cfg['self_critical'], cfg['samples_dropout'])
-    aim = 'CIDEr' if by_score else 'BLEU-4'
-    stop = EarlyStopping(STOP_AFTER)
-    latest, best = checkpoint_paths(cfg)
-    tidy = continues(cfg)
-    latest.parent.mkdir(parents=True, exist_ok=True)
-
-    if len(model.history) >= cfg['epochs']:
-        distributed.log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
-    for epoch in range(len(model.history) + 1, cfg['epochs'] + 1):
-        if stop(model.history):
-            distributed.log(f'No better {aim} for {STOP_AFTER} epochs: stop.')
-            break
-        start = time.perf_counter()
-        train_scores = train_epoch(model, train_data, optimizers, epoch, loss, schedulers, by_score)
-        distributed.same_buffers(model.decoder)
-        val_scores = validate(model, val_data, loss)
-        seconds = time.perf_counter() - start
-        distributed.log(f" * LOSS - {val_scores['loss']:.3f}, TOP-5 ACCURACY - {val_scores['top5']:.3f}, "
-                        f"BLEU-4 - {val_scores['bleu4']:.3f}")
-        distributed.log(f"   free-running: GREEDY BLEU-4 - {val_scores['greedy_bleu4']:.3f}, CIDER - "
-                        f"{val_scores['greedy_cider']:.3f}   ({seconds:.0f} s)")
-
-        model.history.append(dict(
-            epoch=epoch, train_loss=train_scores['loss'], train_top5=train_scores['top5'],
-            **{f'val_{name}': value for name, value in val_scores.items()},
-            decoder_lr=train_scores['decoder_lr'], seconds=seconds))
-        improved = best_epoch(model.history) is model.history[-1]
-        if not cfg['cosine']:
-            for scheduler in schedulers.values():
-                scheduler.step(val_scores['greedy_cider' if by_score else 'greedy_bleu4'])
-            rate = optimizers['decoder'].param_groups[0]['lr']
-            if rate < train_scores['decoder_lr']:
-                distributed.log(f'No better {aim} for {DECAY_AFTER} epochs: learning rate {rate:.2e}.')
-        if distributed.rank() == 0:
-            if not tidy:
-                move_aside(cfg, history_path(cfg))
-                tidy = True
-            save_checkpoint([best, latest] if improved else [latest], model, optimizers, schedulers)
-            with atomic_path(history_path(cfg)) as temporary:
-                temporary.write_text(json.dumps(model.history, indent=1))
-        distributed.wait_for_all()
-    return model.history
+    Path(cfg['output_folder']).mkdir(parents=True, exist_ok=True)
+    return model, train_data, val_data, optimizers, schedulers, by_score
 
 
 def make_optimizers(model):
@@ -265,15 +264,7 @@ def train_epoch(model, dataset, optimizers, epoch, loss=None, schedulers=None, b
             continue
 
         decoder_lr = optimizers['decoder'].param_groups[0]['lr']
-        for name, optimizer in optimizers.items():
-            parameters = optimizer.param_groups[0]['params']
-            distributed.sum_gradients(parameters)
-            if cfg['grad_clip']:
-                nn.utils.clip_grad_value_(parameters, cfg['grad_clip'])
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if cfg['cosine']:
-                schedulers[name].step()
+        update(model, optimizers, schedulers)
         # asking for a value makes a GPU's queue run dry, so not after every step
         if step % cfg['print_freq'] == 0 or step == parts.steps - 1:
             if not math.isfinite(losses.avg):
@@ -281,7 +272,21 @@ def train_epoch(model, dataset, optimizers, epoch, loss=None, schedulers=None, b
                                          'decoder_lr, or look for a division or logarithm in your models.py')
             bar.set_postfix(loss=f'{losses.avg:.3f}', **dict(top5=f'{top5.avg:.1f}%') if top5.count else {})
         step += 1
+    distributed.same_buffers(model.decoder)
     return dict(**distributed.averages(loss=losses, top5=top5), decoder_lr=decoder_lr)
+
+
+def update(model, optimizers, schedulers=None):
+    """Clip the gradients, make a step of each optimizer and, along a cosine, of its scheduler."""
+    for name, optimizer in optimizers.items():
+        parameters = optimizer.param_groups[0]['params']
+        distributed.sum_gradients(parameters)
+        if model.settings['grad_clip']:
+            nn.utils.clip_grad_value_(parameters, model.settings['grad_clip'])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if model.settings['cosine']:
+            schedulers[name].step()
 
 
 def caption_loss(scores, targets, alphas=None, alpha_c=0.0, label_smoothing=0.0):
@@ -359,6 +364,23 @@ def validate(model, dataset, loss=None):
     return dict(**distributed.averages(loss=losses, cross_entropy=cross_entropy, top5=top5), bleu4=bleu4,
                 greedy_bleu4=greedy_bleu4,
                 greedy_cider=CiderD(dataset.references).score([words for _, words in greedy]))
+
+
+def log_epoch(scores):
+    """Print an entry of the history."""
+    distributed.log(f" * LOSS - {scores['val_loss']:.3f}, TOP-5 ACCURACY - {scores['val_top5']:.3f}, "
+                    f"BLEU-4 - {scores['val_bleu4']:.3f}")
+    distributed.log(f"   free-running: GREEDY BLEU-4 - {scores['val_greedy_bleu4']:.3f}, CIDER - "
+                    f"{scores['val_greedy_cider']:.3f}   ({scores['seconds']:.0f} s)")
+
+
+def save(model, optimizers, schedulers):
+    """Write the checkpoint of the latest epoch and the history, and the best checkpoint if that epoch is the best."""
+    latest, best = checkpoint_paths(model.settings)
+    improved = best_epoch(model.history) is model.history[-1]
+    save_checkpoint([best, latest] if improved else [latest], model, optimizers, schedulers)
+    with atomic_path(history_path(model.settings)) as temporary:
+        temporary.write_text(json.dumps(model.history, indent=1))
 
 
 def history_path(cfg):
