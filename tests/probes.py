@@ -309,6 +309,7 @@ def gradients(inputs, outputs, tensors):
 
 def mixture(inputs, tensor):
     """A tensor in two numbers: its length and a mixture of its entries."""
+    tensor = tensor.double()  # a sum of thousands in single precision differs by more than its entries do
     return torch.stack([tensor.norm(), (tensor * inputs.wave(*tensor.shape, shift=0.5)).sum()])
 
 
