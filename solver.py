@@ -269,7 +269,7 @@ def train_epoch(model, dataset, optimizers, epoch, loss=None, schedulers=None, b
         if step % cfg['print_freq'] == 0 or step == parts.steps - 1:
             if not math.isfinite(losses.avg):
                 raise FloatingPointError(f'the loss is {float(losses.val)} in epoch {epoch}, batch {step}: lower '
-                                         'decoder_lr, or look for a division or logarithm in your models.py')
+                                         'decoder_lr, or look for a division or logarithm in your decoder or loss')
             bar.set_postfix(loss=f'{losses.avg:.3f}', **dict(top5=f'{top5.avg:.1f}%') if top5.count else {})
         step += 1
     distributed.same_buffers(model.decoder)

@@ -5,7 +5,9 @@
         def start(self, encoder_out): ...           # the picture -> first state, memory
         def step(self, words, state, memory): ...   # the word before -> scores of the next word, new state, alpha
 
-Train it with ``decoder='my_decoder.MyDecoder'`` in the settings.
+Its ``__init__`` gets those sizes that it names (``attention_dim``, ``embed_dim``, ``decoder_dim``, ``vocab_size``,
+``encoder_dim``, ``dropout``), and what the setting ``decoder_options`` holds. ``models.flatten_pixels`` makes a list of
+pixels of the grid. Train it with ``decoder='my_decoder.MyDecoder'`` in the settings.
 """
 
 import torch
@@ -17,9 +19,9 @@ class Decoder(nn.Module):
     """``forward`` for a decoder that has ``start`` and ``step``: teacher forcing, word by word.
 
     - ``start(encoder_out)``: the grid (batch_size, h, w, encoder_dim) -> first state, and memory, which is the same for
-      every word; each a tuple of tensors (batch_size, ...)
+      every word; each a tuple of tensors (batch_size, ...): ``(h,)`` if it is only one
     - ``step(words, state, memory)``: the word before (batch_size,) -> scores of the next word (batch_size, vocab_size),
-      new state, alpha (batch_size, num_pixels), or None without attention
+      before softmax; new state; alpha (batch_size, num_pixels), or None without attention
 
     **Scheduled sampling** (Bengio et al. 2015, arXiv 1506.03099): each word that is fed is the true one with
     probability ``teacher_forcing``, else one drawn from the decoder's own scores; 1.0 is plain teacher forcing.

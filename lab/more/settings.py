@@ -1,4 +1,4 @@
-"""Settings of the improvements, beside those in ``solver.py``. docs/extensions.md says what each is good for."""
+"""Settings of the improvements, beside those in ``solver.py``. The files of ``lab/more`` name their papers."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

@@ -243,7 +243,7 @@ def restore_model(model, state, path):
             model.encoder.stages.load_state_dict(state['encoder'])
             model.tuned = True
     except RuntimeError as error:
-        raise ValueError(f'{path} does not fit the decoder or encoder in models.py and its settings: '
+        raise ValueError(f'{path} does not fit the decoder or encoder of the settings: '
                          f'{str(error).splitlines()[-1].strip()}') from error
     if encoder_digest(model.encoder) != state['encoder_digest']:
         raise ValueError(f'{path} was trained with other encoder weights than those loaded now: set encoder, '

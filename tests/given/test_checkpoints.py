@@ -141,8 +141,8 @@ def test_models_of_a_folder(trained, tmp_path):
 
 @pytest.mark.parametrize(('changes', 'message'), [
     (dict(encoder_weights=None), 'other encoder weights than those loaded now'),
-    (dict(decoder_dim=17), 'does not fit the decoder or encoder in models.py'),
-    (dict(attention=False), 'does not fit the decoder or encoder in models.py'),
+    (dict(decoder_dim=17), 'does not fit the decoder or encoder of the settings'),
+    (dict(attention=False), 'does not fit the decoder or encoder of the settings'),
     (dict(decoder='models.Renamed'), "does not fit this code: setting 'decoder' is 'models.Renamed'.* has no class")])
 def test_what_does_not_fit(trained, tmp_path, changes, message):
     state = read_checkpoint(checkpoint_paths(trained[True][0])[0])
