@@ -188,7 +188,7 @@ ROUNDS = [[
      'reward.mean(dim=1, keepdim=True)', 'its own reward is in it'),
     (13, 'torch.stack(scores).logsumexp(dim=0)', 'torch.stack(scores).mean(dim=0)',
      'the mean of the scores or log-probabilities in place of'),
-    (14, ' and word not in found:', ':', 'the last time counts, not the first'),
+    (14, ' and word not in loaded:', ':', 'the last time counts, not the first'),
 ], [
     (6, 'self.fc(self.dropout(c + h)), alpha, h, m', 'self.fc(self.dropout(c)), alpha, h, m',
      'h is missing (eq. 13)'),
@@ -279,7 +279,7 @@ ROUNDS = [[
     (12, 'return -(advantage * log_p).sum()', 'return -(advantage * log_p).sum() / weights.sum()',
      'the sum is divided by that of the weights'),
     (13, 'memory[of_memory:]', 'memory[of_state:]', 'a decoder is not given its own part'),
-    (14, '                found.add(word)\n', '', '2 words found; here ValueError'),
+    (14, '                loaded.add(word)\n', '', '2 words found; here ValueError'),
 ], [
     (7, 'return beta * s +', 'return beta * self.dropout(s) +', 'attend, a step in train(): expected one dropout'),
     (9, 'keys = self.U(encoder_out) if keys is None else keys', 'keys = self.U(encoder_out)', 'keys are made anew'),

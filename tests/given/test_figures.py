@@ -14,7 +14,7 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from datasets import CaptionDataset  # noqa: E402
-from lab.data.shapes import looks_by_word  # noqa: E402
+from lab.data.shapes import attention_per_word  # noqa: E402
 from lab.figures import (  # noqa: E402
     bleu_table,
     load_images,
@@ -196,10 +196,10 @@ def test_when_it_looks():
 def test_looks_word_by_word():
     captions = [dict(caption=['red', 'of'], alphas=np.stack([np.full((2, 2), 0.2), np.full((2, 2), 0.05)])),
                 dict(caption=['of', 'star'], alphas=np.stack([np.full((2, 2), 0.1), np.full((2, 2), 0.25)]))]
-    by_word = looks_by_word(captions)
-    assert {word: pytest.approx(values) for word, values in by_word.items()} == dict(
+    per_word = attention_per_word(captions)
+    assert {word: pytest.approx(values) for word, values in per_word.items()} == dict(
         red=[0.8], of=[0.2, 0.4], star=[1.0])
-    figure = plot_looks({**by_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
+    figure = plot_looks({**per_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
     figure.canvas.draw()
     axes, = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ['red', 'of']
