@@ -191,8 +191,8 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             state = tuple(s[flat] for s in state)
             words = word.flatten()
 
-            finished = torch.tensor([best[i].score if best[i] else -torch.inf for i in image], device=device)
-            stay = score.max(dim=1).values > finished
+            best_score = torch.tensor([best[i].score if best[i] else -torch.inf for i in image], device=device)
+            stay = score.max(dim=1).values > best_score
             if stay.all():
                 continue
             image = [i for i, kept in zip(image, stay.tolist(), strict=True) if kept]
