@@ -85,11 +85,11 @@ def plot_comparison(histories, begins=None):
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
     keys = dict(val_cross_entropy='validation cross-entropy', val_top5='validation top-5 accuracy, %',
                 val_greedy_bleu4='validation BLEU-4, greedy')
-    if any(keys.keys() - history[0].keys() for of_seeds in histories.values() for history in of_seeds):
+    if any(keys.keys() - history[0].keys() for seeds in histories.values() for history in seeds):
         del keys['val_cross_entropy']  # some were trained before it was recorded: then the loss, of all
         keys = dict(val_loss='validation loss') | keys
-    for i, (name, of_seeds) in enumerate(histories.items()):
-        for seed, history in enumerate(of_seeds):
+    for i, (name, seeds) in enumerate(histories.items()):
+        for seed, history in enumerate(seeds):
             for axes, key in zip(panels, keys, strict=True):
                 before, last = begins[name][seed] if begins else (0, None)
                 numbers, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]

@@ -66,23 +66,22 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     for name, own in runs.items():
         members = named(own, 'ensemble') or named(own, 'distill')
         checkpoints = [checkpoint_paths(settings[member, seed])[1] for member in members for seed in seeds]
+        results.append(dict(name=name, seeds=[]))
         if 'ensemble' in own:
-            scored = [evaluate_or_load('Ensemble', checkpoints, [], folder / folder_name(name),
-                                       settings[members[0], seeds[0]], split, beam_sizes)]
-        else:
-            scored = []
-            if members:
-                teacher_captions(checkpoints, settings[name, seeds[0]])
-            for seed in seeds:
-                print(f'== {name}, seed {seed} ==', flush=True)
-                own_cfg = settings[name, seed]
-                best = checkpoint_paths(own_cfg)[1]
-                history = train_or_load(own_cfg)
-                begins = phases.get((own.get('start_from'), seed), (0, None))
-                phases[name, seed] = begins[0] + best_epoch(history)['epoch'], best_epoch(history)
-                scored.append(dict(begins=begins) | evaluate_or_load(decoder_name(own_cfg), [best], history,
-                                                                     best.parent, own_cfg, split, beam_sizes))
-        results.append(dict(name=name, seeds=scored))
+            results[-1]['seeds'].append(evaluate_or_load(
+                'Ensemble', checkpoints, [], folder / folder_name(name), settings[members[0], seeds[0]], split,
+                beam_sizes))
+            continue
+        if members:
+            teacher_captions(checkpoints, settings[name, seeds[0]])
+        for seed in seeds:
+            print(f'== {name}, seed {seed} ==', flush=True)
+            run_cfg = settings[name, seed]
+            history, best = train_or_load(run_cfg), checkpoint_paths(run_cfg)[1]
+            begins = phases.get((own.get('start_from'), seed), (0, None))
+            phases[name, seed] = begins[0] + best_epoch(history)['epoch'], best_epoch(history)
+            results[-1]['seeds'].append(dict(begins=begins) | evaluate_or_load(
+                decoder_name(run_cfg), [best], history, best.parent, run_cfg, split, beam_sizes))
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
         with atomic_path(folder / with_split(f'comparison.{ending}', split)) as path:
@@ -164,7 +163,7 @@ def run_settings(name, own, cfg, folder, seed, settings):
         own['start_from'] = str(checkpoint_paths(settings[own['start_from'], seed])[1])
     if teachers := named(own, 'distill'):
         own['captions'] = str(folder / f'captions_by_{"_and_".join(map(folder_name, teachers))}.json')
-    own.pop('distill', None)
+        del own['distill']
     return check_settings({**cfg, **own, 'checkpoint': None, 'seed': seed,
                            'output_folder': str(folder / folder_name(name) / f'seed_{seed}')})
 

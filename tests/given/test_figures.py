@@ -277,8 +277,8 @@ def test_attention_is_brightest_where_alpha_is_high(cell):
     figure = plot_attention(image, ['first', 'second'], alphas)
     for axes, (row, column) in zip(figure.axes[1:], [(2, 1), cell], strict=True):
         lit = np.asarray(axes.images[0].get_array())
-        found = np.unravel_index(lit[..., 0].argmax(), (64, 96))
-        assert (found[0] // 16, found[1] // 24) == (row, column)
+        place = np.unravel_index(lit[..., 0].argmax(), (64, 96))
+        assert (place[0] // 16, place[1] // 24) == (row, column)
         assert (lit.max(axis=(0, 1)) == (250, 200, 100)).all()  # the picture itself where it looks
         assert (lit.min(axis=(0, 1)) <= (65, 52, 26)).all()
     # and so it is in the finished figure
@@ -305,4 +305,4 @@ def test_save_figure(tmp_path):
         save_figure(plot_captions([picture()], ['title']), path)
     with Image.open(path) as image:
         assert image.format == 'PNG' and min(image.size) > 300
-    assert [found.name for found in path.parent.iterdir()] == ['figure.png']
+    assert [file.name for file in path.parent.iterdir()] == ['figure.png']
