@@ -235,8 +235,8 @@ ROUNDS = [[
     (10, 'q.shape[-1] ** -0.5', '(q.shape[1] * q.shape[-1]) ** -0.5', 'not of one head\'s'),
     (12, '(advantage * log_p).sum()', '(advantage * log_p.detach()).sum()', 'log_p is detached'),
     (13, 'states += tuple(new)', 'states += (tuple(new),)', 'must be one after the other in one tuple'),
-    (14, 'vector(word, numbers, place)\n                found',
-     'torch.tensor([float(number) for number in numbers])\n                found', 'the numbers go through vector'),
+    (14, 'vector(word, numbers, place)\n                loaded',
+     'torch.tensor([float(number) for number in numbers])\n                loaded', 'the numbers go through vector'),
 ], [
     (6, 'alpha = z.softmax(dim=-1)', 'alpha = z.softmax(dim=0)', 'attend: alpha.*is over the captions of the batch'),
     (7, 'self.W_s(s) + self.W_g(h)', 'self.W_s(s)', 'attend: alpha.*W_g h is missing in the sentinel\'s score'),
