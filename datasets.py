@@ -88,8 +88,8 @@ class CaptionDataset(Dataset):
         :raises ValueError: one of other pictures, or with another number of captions, longer ones or empty ones
         """
         try:
-            found = json.loads(Path(path).read_text())
-            names, captions = found['names'], found['captions']
+            content = json.loads(Path(path).read_text())
+            names, captions = content['names'], content['captions']
             if not all(caption and isinstance(caption, list) and all(isinstance(word, str) for word in caption)
                        for those in captions for caption in those):
                 raise ValueError

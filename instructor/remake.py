@@ -35,10 +35,10 @@ def write(path, content, same):
     if changed:
         with atomic_path(path) as temporary:
             temporary.write_text(content, encoding='utf-8')
-    say(path, changed)
+    log(path, changed)
 
 
-def say(path, changed):
+def log(path, changed):
     print(f'{path.relative_to(ROOT)}: {"written anew" if changed else "as it was"}', flush=True)
 
 
@@ -53,7 +53,7 @@ def main():
         before = archive.read_bytes() if archive.exists() else None
         build(HANDOUT)
         prove_nothing_is_given_away(archive)
-        say(archive, archive.read_bytes() != before)
+        log(archive, archive.read_bytes() != before)
     except (WrongReference, HandoutError, ValueError) as error:
         sys.exit(f'error: {error}')
 

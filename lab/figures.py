@@ -34,10 +34,10 @@ def read_histories(folder):
 
     :return: dict decoder name -> history of ``solver.train``, the plain LSTM first, then soft attention, then others
     """
-    found = {path.stem.removeprefix('history_'): json.loads(path.read_text())
-             for path in sorted(Path(folder).glob('history_*.json'))}
-    known = [name for name in DECODER_NAMES if name in found]
-    return {name: found[name] for name in [*known, *(name for name in found if name not in known)]}
+    histories = {path.stem.removeprefix('history_'): json.loads(path.read_text())
+                 for path in sorted(Path(folder).glob('history_*.json'))}
+    known = [name for name in DECODER_NAMES if name in histories]
+    return {name: histories[name] for name in [*known, *(name for name in histories if name not in known)]}
 
 
 def plot_history(histories):
@@ -85,11 +85,11 @@ def plot_comparison(histories, begins=None):
     figure, panels = plt.subplots(1, 3, figsize=(14, 4.2), layout='constrained')
     keys = dict(val_cross_entropy='validation cross-entropy', val_top5='validation top-5 accuracy, %',
                 val_greedy_bleu4='validation BLEU-4, greedy')
-    if any(keys.keys() - history[0].keys() for of_seeds in histories.values() for history in of_seeds):
+    if any(keys.keys() - history[0].keys() for seeds in histories.values() for history in seeds):
         del keys['val_cross_entropy']  # some were trained before it was recorded: then the loss, of all
         keys = dict(val_loss='validation loss') | keys
-    for i, (name, of_seeds) in enumerate(histories.items()):
-        for seed, history in enumerate(of_seeds):
+    for i, (name, seeds) in enumerate(histories.items()):
+        for seed, history in enumerate(seeds):
             for axes, key in zip(panels, keys, strict=True):
                 before, last = begins[name][seed] if begins else (0, None)
                 numbers, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
@@ -268,23 +268,23 @@ def how_much_it_looks(alphas, sentinel=False):
     return looks if sentinel or (looks < 1 - 1e-3).any() else None
 
 
-def plot_looks(by_word, visual, at_least=10):
+def plot_looks(per_word, visual, at_least=10):
     """Mean 1 - beta of each word, the words of things and colours in a colour of their own (Lu et al. 2017, fig. 6);
     the legend has the mean over all words of each kind that were said.
 
-    :param by_word: dict word -> list of 1 - beta, over all captions
+    :param per_word: dict word -> list of 1 - beta, see ``shapes.attention_per_word``
     :param visual: the words that say what is seen
     :param at_least: words said less often are left out, if others are not
     """
-    at_least = min(at_least, max(map(len, by_word.values()), default=0))
-    means = sorted(((np.mean(values), word) for word, values in by_word.items() if len(values) >= at_least),
+    at_least = min(at_least, max(map(len, per_word.values()), default=0))
+    means = sorted(((np.mean(values), word) for word, values in per_word.items() if len(values) >= at_least),
                    reverse=True)
     figure, axes = plt.subplots(figsize=(max(0.3 * len(means), 4), 3.6), layout='constrained')
     for part, color, name in ((True, 'tab:blue', 'shapes and colours'), (False, 'tab:gray', 'other words')):
         chosen = [(i, value) for i, (value, word) in enumerate(means) if (word in visual) == part]
         if chosen:
-            said = [value for word, values in by_word.items() if (word in visual) == part for value in values]
-            axes.bar(*zip(*chosen, strict=True), color=color, label=f'{name}: {np.mean(said):.2f}')
+            every = [value for word, values in per_word.items() if (word in visual) == part for value in values]
+            axes.bar(*zip(*chosen, strict=True), color=color, label=f'{name}: {np.mean(every):.2f}')
     axes.set_xticks(range(len(means)), [word for _, word in means], rotation=60, ha='right', fontsize=8)
     axes.set(ylim=(0, 1), ylabel='mean 1 - β', title='how much it looks, word by word')
     figure.legend(loc='outside right upper')

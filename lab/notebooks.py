@@ -54,7 +54,7 @@ def check_todos(*todos):
                 bar.total = int(collected[1])
             bar.update(bool(re.search(r'::test_\w+ (PASSED|FAILED|SKIPPED|ERROR)', line)))
     print('\n'.join(line for line in lines if re.match(r'TODO \d|in all', line)))
-    still_open = [found[1] for line in lines if (found := re.search(r'^SKIPPED.*not done yet: (TODO .*)', line))]
+    still_open = [match[1] for line in lines if (match := re.search(r'^SKIPPED.*not done yet: (TODO .*)', line))]
     if still_open:
         raise NotImplementedError(min(still_open))
     if process.returncode == 1:

@@ -188,7 +188,7 @@ ROUNDS = [[
      'reward.mean(dim=1, keepdim=True)', 'its own reward is in it'),
     (13, 'torch.stack(scores).logsumexp(dim=0)', 'torch.stack(scores).mean(dim=0)',
      'the mean of the scores or log-probabilities in place of'),
-    (14, ' and word not in found:', ':', 'the last time counts, not the first'),
+    (14, ' and word not in loaded:', ':', 'the last time counts, not the first'),
 ], [
     (6, 'self.fc(self.dropout(c + h)), alpha, h, m', 'self.fc(self.dropout(c)), alpha, h, m',
      'h is missing (eq. 13)'),
@@ -235,8 +235,8 @@ ROUNDS = [[
     (10, 'q.shape[-1] ** -0.5', '(q.shape[1] * q.shape[-1]) ** -0.5', 'not of one head\'s'),
     (12, '(advantage * log_p).sum()', '(advantage * log_p.detach()).sum()', 'log_p is detached'),
     (13, 'states += tuple(new)', 'states += (tuple(new),)', 'must be one after the other in one tuple'),
-    (14, 'vector(word, numbers, place)\n                found',
-     'torch.tensor([float(number) for number in numbers])\n                found', 'the numbers go through vector'),
+    (14, 'vector(word, numbers, place)\n                loaded',
+     'torch.tensor([float(number) for number in numbers])\n                loaded', 'the numbers go through vector'),
 ], [
     (6, 'alpha = z.softmax(dim=-1)', 'alpha = z.softmax(dim=0)', 'attend: alpha.*is over the captions of the batch'),
     (7, 'self.W_s(s) + self.W_g(h)', 'self.W_s(s)', 'attend: alpha.*W_g h is missing in the sentinel\'s score'),
@@ -279,7 +279,7 @@ ROUNDS = [[
     (12, 'return -(advantage * log_p).sum()', 'return -(advantage * log_p).sum() / weights.sum()',
      'the sum is divided by that of the weights'),
     (13, 'memory[of_memory:]', 'memory[of_state:]', 'a decoder is not given its own part'),
-    (14, '                found.add(word)\n', '', '2 words found; here ValueError'),
+    (14, '                loaded.add(word)\n', '', '2 words found; here ValueError'),
 ], [
     (7, 'return beta * s +', 'return beta * self.dropout(s) +', 'attend, a step in train(): expected one dropout'),
     (9, 'keys = self.U(encoder_out) if keys is None else keys', 'keys = self.U(encoder_out)', 'keys are made anew'),

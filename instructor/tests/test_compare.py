@@ -56,9 +56,9 @@ def test_settings_that_cannot_be(content, message, tmp_path):
 def test_names_are_those_of_the_notebook(tmp_path):
     cells = json.loads((ROOT / 'compare.ipynb').read_text())['cells']
     cell, = (''.join(cell['source']) for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
-    found = {}
-    exec(cell, found)
-    assert set(NAMES) == {name for name in found if not name.startswith('__')}
+    names = {}
+    exec(cell, names)
+    assert set(NAMES) == {name for name in names if not name.startswith('__')}
 
 
 def test_folders_are_as_seen_from_here_but_for_the_embedded_data(tmp_path):

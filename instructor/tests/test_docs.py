@@ -5,7 +5,7 @@ import json
 import pytest
 
 from instructor.assemble import ROOT
-from lab.experiments.compare import cells_of
+from lab.experiments.compare import score_cells
 
 RESULTS = {result['name']: result['seeds']
            for result in json.loads((ROOT / 'docs/flickr8k_results.json').read_text(encoding='utf-8'))}
@@ -38,5 +38,5 @@ def test_a_row_says_what_was_measured(name):
     seeds = RESULTS[KEPT_AS[name]]
     assert TABLE[name] == [
         '' if name.startswith('ensemble') else str(len(seeds)), f"{seeds[0]['parameters']:,}",
-        *(cell for beam in range(3) for cell in cells_of(seeds, beam, ['BLEU-4'])),
-        *cells_of(seeds, 1, ['METEOR']), *cells_of(seeds, 0, ['CIDEr-D']), *cells_of(seeds, 1, ['CIDEr-D'])]
+        *(cell for beam in range(3) for cell in score_cells(seeds, beam, ['BLEU-4'])),
+        *score_cells(seeds, 1, ['METEOR']), *score_cells(seeds, 0, ['CIDEr-D']), *score_cells(seeds, 1, ['CIDEr-D'])]

@@ -379,10 +379,10 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
 
 def _is_complete(json_path, settings, folder, names):
     try:
-        found = json.loads(json_path.read_text(encoding="utf-8"))
+        content = json.loads(json_path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
         return False
-    same = isinstance(found, dict) and {key: found.get(key) for key in settings} == settings
+    same = isinstance(content, dict) and {key: content.get(key) for key in settings} == settings
     return same and folder.is_dir() and set(names) <= {path.name for path in folder.iterdir()}
 
 
@@ -391,16 +391,16 @@ def _is_complete(json_path, settings, folder, names):
 
 def _mentions(tokens):
     """(position, number, color, shape) of every shape word; color is None where none was said."""
-    found, number, color = [], 1, None
+    mentions, number, color = [], 1, None
     for position, token in enumerate(tokens):
         if token in NUMBERS:
             number, color = NUMBERS[token], None
         elif token in COLORS:
             color = token
         elif token in SHAPE_OF_WORD:
-            found.append((position, number, color, SHAPE_OF_WORD[token]))
+            mentions.append((position, number, color, SHAPE_OF_WORD[token]))
             number, color = 1, None
-    return found
+    return mentions
 
 
 def shape_words(tokens):
@@ -462,17 +462,17 @@ def attention_hits(tokens, alphas, objects):
     return hits, words, chance
 
 
-def looks_by_word(captions):
-    """How much a decoder with a visual sentinel looks at the picture for each word.
+def attention_per_word(captions):
+    """How much attention a decoder with a visual sentinel pays to the picture for each word.
 
     :param captions: list of dicts of ``evaluate.caption_split``: ``caption``, ``alphas`` (words, h, w)
     :return: dict word -> list of 1 - beta (the sum of its alphas)
     """
-    found = {}
+    attention = {}
     for c in captions:
         for word, alpha in zip(c["caption"], c["alphas"], strict=True):
-            found.setdefault(word, []).append(float(np.asarray(alpha).sum()))
-    return found
+            attention.setdefault(word, []).append(float(np.asarray(alpha).sum()))
+    return attention
 
 
 VISUAL_WORDS = {*COLORS, *SHAPE_OF_WORD}  # what is seen; the others could be guessed from the words before

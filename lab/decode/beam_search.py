@@ -110,11 +110,11 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
                 continue
             running, words = running[stay], words[stay]
             state, memory = (tuple(tensor.index_select(0, stay) for tensor in those) for those in (state, memory))
-    found = []
+    hypotheses = []
     for row, total in zip(sequences.tolist(), score.tolist(), strict=True):
         finished = end in row
-        found.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
-    return found
+        hypotheses.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
+    return hypotheses
 
 
 def _repeated(state, memory, k):
@@ -191,8 +191,8 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             state = tuple(s[flat] for s in state)
             words = word.flatten()
 
-            found = torch.tensor([best[i].score if best[i] else -torch.inf for i in image], device=device)
-            stay = score.max(dim=1).values > found
+            best_score = torch.tensor([best[i].score if best[i] else -torch.inf for i in image], device=device)
+            stay = score.max(dim=1).values > best_score
             if stay.all():
                 continue
             image = [i for i, kept in zip(image, stay.tolist(), strict=True) if kept]

@@ -75,11 +75,11 @@ class CiderD:
 
         # each n-gram of a caption, with each reference of its image that has it
         place = images[caption] * len(self.known) + dense
-        found = np.searchsorted(self.places, place)
-        found[found == len(self.places)] = 0
-        rows = np.flatnonzero(known & (self.places[found] == place))
-        many = self.many[found[rows]]
-        entry = np.repeat(self.first[found[rows]], many) + _count_up(many)
+        match = np.searchsorted(self.places, place)
+        match[match == len(self.places)] = 0
+        rows = np.flatnonzero(known & (self.places[match] == place))
+        many = self.many[match[rows]]
+        entry = np.repeat(self.first[match[rows]], many) + _count_up(many)
         row = np.repeat(rows, many)
 
         n, caption, reference = _order(key[row]), caption[row], self.of_reference[entry]
@@ -104,13 +104,13 @@ class CiderD:
         known, new = self.words, {}
 
         def number(word):
-            found = known.get(word)
-            if found is None:
-                found = new.setdefault(word, len(known) + 1 + len(new))
-                if found >= 2 ** BITS:
+            index = known.get(word)
+            if index is None:
+                index = new.setdefault(word, len(known) + 1 + len(new))
+                if index >= 2 ** BITS:
                     raise ValueError(f'CIDEr-D is written for up to {2 ** BITS - 1:,} different words; references and '
                                      'captions have more')
-            return found
+            return index
         return number
 
     def _count(self, captions):

@@ -1,8 +1,7 @@
 """Captions by beam search: for a test set with its scores, or for one picture with its attention maps.
 
-From a command line, ``python -m lab.decode.evaluate runs/shapes Attention`` leaves the ``test_Attention.json`` that
-``test.ipynb`` does. ``torchrun --nproc_per_node 4 -m lab.decode.evaluate ...`` shares the pictures among four
-processes.
+``python -m lab.decode.evaluate runs/shapes Attention`` writes the same ``test_Attention.json`` as ``test.ipynb``.
+``torchrun --nproc_per_node 4 -m lab.decode.evaluate ...`` shares the pictures among four processes.
 """
 
 import argparse
@@ -27,13 +26,13 @@ from utils import atomic_path, best_epoch
 
 
 def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
-    """Caption each image of a split once; where there are several processes, each has its share of them.
+    """Caption each image of a split once; several processes share the images.
 
     :param model: :class:`checkpoints.CaptionModel`, see ``checkpoints.load_model``
     :param split: 'TEST' or 'VAL'
     :param beam_size: captions kept per image during search; 1 is greedy decoding
     :param batch_size: images searched at once
-    :param data_folder, data_name: another data set than the one of the training
+    :param data_folder, data_name: another data set than that of the training
     :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
         alphas (len(caption), h, w) or None
     """
@@ -45,68 +44,65 @@ def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, d
 def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
     """:func:`caption_split` for several beam sizes; the encoder sees each image once for all of them.
 
-    :return: per beam size its captions, and the seconds that it alone would take
+    :return: per beam size its captions, and the seconds that it would take alone
     """
     loader = DataLoader(Subset(dataset, dataset.first_captions[distributed.rank()::distributed.count()]), batch_size)
-    found, seconds = [[] for _ in beam_sizes], [0.0] * len(beam_sizes)
-    what = f"{model.name}, beam {', '.join(map(str, beam_sizes))}"
+    captions, seconds = [[] for _ in beam_sizes], [0.0] * len(beam_sizes)
+    label = f"{model.name}, beam {', '.join(map(str, beam_sizes))}"
     began = time.perf_counter()
-    with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc=what) as bar:
+    with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc=label) as bar:
         for images, *_ in loader:
             encoder_out = encode(model, images, dataset.has_features)
             for k, beam_size in enumerate(beam_sizes):
                 start = time.perf_counter()
-                found[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in
-                             beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)]
+                hypotheses = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
+                captions[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in hypotheses]
                 seconds[k] += time.perf_counter() - start
             bar.update(min(len(images) * distributed.count(), bar.total - bar.n))
-    # image i was captioned by process i % count
-    parts = distributed.gather([found])
-    for_all = time.perf_counter() - began - sum(seconds)  # reading, and encoding what is not kept
-    found = [[parts[i % len(parts)][k][i // len(parts)] for i in range(len(dataset.names))]
-             for k in range(len(beam_sizes))]
-    return [([{'name': name, **caption, 'references': references} for name, caption, references in
-              zip(dataset.names, captions, dataset.references, strict=True)], own + for_all)
-            for captions, own in zip(found, seconds, strict=True)]
+    parts = distributed.gather([captions])  # image i is in part i % count
+    shared = time.perf_counter() - began - sum(seconds)  # reading and encoding
+    return [([{'name': name, **parts[i % len(parts)][k][i // len(parts)], 'references': references}
+              for i, (name, references) in enumerate(zip(dataset.names, dataset.references, strict=True))],
+             seconds[k] + shared) for k in range(len(beam_sizes))]
 
 
 def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None, **options):
     """BLEU-1 to 4 and CIDEr-D of a split for several beam sizes.
 
     :param model: :class:`checkpoints.CaptionModel`
-    :param history: of the whole training, for best_epoch, epochs and train_seconds; a best checkpoint's own history
+    :param history: of the whole training, for best_epoch, epochs and train_seconds; the history in a best checkpoint
         ends at the best epoch
-    :param options: batch_size, max_len as for :func:`caption_split`, as data_folder and data_name are
-    :return: dict that JSON can hold: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds that it would take alone), said (per beam
-        size, as in scores: the captions' words), captions (of the middle beam size, all but alphas), captions_beam_size
+    :param options: batch_size and max_len; these, data_folder and data_name as for :func:`caption_split`
+    :return: dict for JSON: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds that it would take alone),
+        captions_per_beam (in the order of scores, words only),
+        captions (of the middle beam size, all but alphas), captions_beam_size
     """
-    scores, by_beam = [], {}
-    # features to be kept are made now, so that the seconds below are those of the search
+    # this also encodes the split, so that the seconds below are those of the search
     dataset = caption_dataset(model, split, data_folder, data_name)
     cider = CiderD(dataset.references)
-    for beam_size, (captions, seconds) in zip(beam_sizes, _search(model, dataset, beam_sizes, **options), strict=True):
-        by_beam[beam_size], said = captions, [c['caption'] for c in captions]
-        scores.append({'beam_size': beam_size, 'seconds': seconds, **bleu(dataset.references, said),
-                       'CIDEr-D': cider.score(said)})
-    shown = beam_sizes[len(beam_sizes) // 2]
+    searches = _search(model, dataset, beam_sizes, **options)
+    words = [[c['caption'] for c in captions] for captions, _ in searches]
+    scores = [{'beam_size': beam_size, 'seconds': seconds, **bleu(dataset.references, hypotheses),
+               'CIDEr-D': cider.score(hypotheses)}
+              for beam_size, (_, seconds), hypotheses in zip(beam_sizes, searches, words, strict=True)]
+    middle = len(beam_sizes) // 2
     history = model.history if history is None else history
     return {
         'model': model.name, 'parameters': sum(p.numel() for p in model.decoder.parameters()),
         'best_epoch': best_epoch(history).get('epoch'), 'epochs': len(history),
         'train_seconds': sum(epoch['seconds'] for epoch in history),
-        'scores': scores, 'said': [[c['caption'] for c in by_beam[beam_size]] for beam_size in beam_sizes],
-        'captions_beam_size': shown,
-        'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in by_beam[shown]]}
+        'scores': scores, 'captions_per_beam': words, 'captions_beam_size': beam_sizes[middle],
+        'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in searches[middle][0]]}
 
 
 def find_picture(model, picture, split='TEST'):
     """One picture of a split, or a file.
 
-    :param picture: a number, from 0, of the split of the model's data set; or the path of a file
-    :return: its label for file names ('test0', or the file's name without ending), and uint8 pixels (3, 256, 256)
+    :param picture: its number in the split, from 0; or the path of a file
+    :return: a label for file names ('test0', or the file's name without suffix), and uint8 pixels (3, 256, 256)
     :raises ValueError: the split has no such number
-    :raises images.ImageFileError: a file that is no readable picture
+    :raises images.ImageFileError: the file is not a readable picture
     """
     if not isinstance(picture, int):
         return Path(picture).stem, torch.from_numpy(load_image(picture))
@@ -122,18 +118,18 @@ def caption_image(model, image, beam_size=3, max_len=50):
 
     :param image: a file, or uint8 pixels (3, H, W)
     :return: dict: caption (list of words), score (log-probability), finished, alphas (len(caption), h, w) or
-        None, image (3, 256, 256) uint8 as the encoder got it
-    :raises images.ImageFileError: a file that is no readable picture
+        None, image (3, 256, 256) uint8, the encoder's input
+    :raises images.ImageFileError: the file is not a readable picture
     """
     pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
     with torch.no_grad():
         encoder_out = encode(model, pixels.unsqueeze(0))
-        best = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)[0]
-    return {**_caption(model, best, encoder_out.shape[1:3]), 'image': pixels}
+        hypothesis, = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
+    return {**_caption(model, hypothesis, encoder_out.shape[1:3]), 'image': pixels}
 
 
 def _caption(model, hypothesis, grid):
-    """:param grid: (h, w) of the encoder's output, into which the pixels' weights are folded"""
+    """:param grid: (h, w) of the encoder's output, the shape of a word's alphas"""
     alphas = hypothesis.alphas.unflatten(1, tuple(grid)) if hypothesis.alphas is not None else None
     return {'caption': model.words(hypothesis.words), 'score': hypothesis.score,
             'finished': hypothesis.finished, 'alphas': alphas}
@@ -141,7 +137,7 @@ def _caption(model, hypothesis, grid):
 
 def main():
     parser = argparse.ArgumentParser(description='BLEU-1 to 4 and CIDEr-D of trained decoders on a test split.')
-    parser.add_argument('run_folder', type=Path, help='where the training left its checkpoints')
+    parser.add_argument('run_folder', type=Path, help='output_folder of the training')
     parser.add_argument('decoders', nargs='+', help='NoAttention, Attention, or the class of a decoder of your own')
     parser.add_argument('--split', default='TEST', choices=['TEST', 'VAL'])
     parser.add_argument('--beam-sizes', nargs='+', type=int, default=[1, 3, 5], metavar='N')

@@ -1,15 +1,13 @@
 """Learn from a teacher's captions: sequence-level distillation (Kim & Rush 2016, arXiv 1606.07947).
 
-People describe a picture in five ways, and a decoder spreads its probability over all of them and more. A teacher, such
-as an ensemble, says what is common to them. Here it captions the training pictures, and a decoder learns these captions
-by cross-entropy, in place of all but a few of people's. Of what the teacher says of a picture, by beam search and by
-drawing, those are taken that are nearest to people's captions: the paper's sequence-level interpolation (sec. 3.3),
-with CIDEr-D for nearness where the paper has BLEU. The teacher has trained on the same pictures, so nothing new is told
-of them.
+People describe a picture in five ways, and a decoder spreads its probability over all of them. A teacher, such as an
+ensemble, has learned what these captions have in common. It captions the training pictures by beam search and by
+sampling. The candidates nearest to people's captions replace most of these, and a decoder learns them by cross-entropy.
+This is the paper's sequence-level interpolation (sec. 3.3), with CIDEr-D as similarity in place of BLEU.
 
-    python -m lab.experiments.distillation said.json runs/a/BEST_checkpoint_Attention.pth.tar \
+    python -m lab.experiments.distillation captions.json runs/a/BEST_checkpoint_Attention.pth.tar \
         runs/b/BEST_checkpoint_Attention.pth.tar
-    python -m lab.experiments.train ... captions=said.json output_folder=runs/c \
+    python -m lab.experiments.train ... captions=captions.json output_folder=runs/c \
         start_from=runs/a/BEST_checkpoint_Attention.pth.tar
 """
 
@@ -30,65 +28,62 @@ from lab.train.inputs import caption_dataset
 from lab.train.source import code_digest
 from utils import atomic_path
 
-END = ['<end>']  # counts as a word, so that captions that break off are not near
-PICTURES_AT_ONCE = 100
+END = ['<end>']  # counts as a word, so that a caption without an end is less similar
+BATCH_SIZE = 100  # pictures
 
 
 def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, seed=0, device=None):
     """Let a teacher caption the training pictures.
 
-    :param path: JSON file to write, for the setting ``captions``: per picture as many captions as the data set has,
-        people's first, then the teacher's, the nearest to people's last
+    :param path: JSON file to write, for the setting ``captions``. A picture has as many captions there as in the data
+        set: people's first, then the teacher's, the most similar last
     :param teachers: checkpoints that caption together, one or more
-    :param people: people's captions that stay, per picture; more do where the teacher has too few different ones
-    :param beam_size: of the caption found by beam search
-    :param samples: captions drawn per picture on top
-    :param temperature: at which they are drawn, see ``beam_search.sample_search``
-    :return: mean CIDEr-D of the teacher's captions taken
-    :raises ValueError: checkpoints that cannot caption together, or no room for a caption of theirs
+    :param people: how many of people's captions stay; more stay where the teacher has too few different ones
+    :param beam_size: for the caption of the beam search
+    :param samples: how many captions are sampled in addition
+    :param temperature: of the sampling, see ``beam_search.sample_search``
+    :return: mean CIDEr-D of the teacher's captions in the file
+    :raises ValueError: the checkpoints cannot caption together, or ``people`` is as many as there are
     """
     model = load_ensemble(teachers, device)
     dataset = caption_dataset(model, 'TRAIN')
     if not 0 <= people < dataset.cpi:
-        raise ValueError(f'people is {people}; it must be from 0 to {dataset.cpi - 1}, so that of the {dataset.cpi} '
-                         "captions per picture one is the teacher's")
-    longest = dataset.captions.shape[1] - 2
-    scorer = CiderD([[caption + END for caption in captions] for captions in dataset.references])
+        raise ValueError(f'people is {people}; it must be from 0 to {dataset.cpi - 1}: a picture has {dataset.cpi} '
+                         'captions, and at least one of them comes from the teacher')
+    max_len = dataset.captions.shape[1] - 2
+    cider = CiderD([[caption + END for caption in captions] for captions in dataset.references])
     torch.manual_seed(seed)
-    found, scores = [], []
+    captions, scores = [], []
     with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
-        for numbers in torch.arange(len(dataset.names)).split(PICTURES_AT_ONCE):
+        for numbers in torch.arange(len(dataset.names)).split(BATCH_SIZE):
             images = dataset.images(numbers)
             with half_precision(model.settings):
                 encoder_out = encode(model, images, dataset.has_features)
-                best = beam_search(model.decoder, encoder_out, model.word_map, beam_size, longest)
-                drawn = sample_search(model.decoder, encoder_out, model.word_map, longest, temperature, samples=samples)
+                beams = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
+                sampled = sample_search(model.decoder, encoder_out, model.word_map, max_len, temperature,
+                                        samples=samples)
             for i, number in enumerate(numbers.tolist()):
-                said = [best[i], *drawn[i * samples:(i + 1) * samples]]
-                # each once, in the order they were found
-                said = list({tuple(one.words): None for one in said if one.finished and one.words})
-                said = [model.words(words) for words in said]
-                nearness = scorer.scores(np.full(len(said), number), [words + END for words in said])
-                taken = np.argsort(-nearness, kind='stable')[:dataset.cpi - people]
-                scores += nearness[taken].tolist()
-                own = own_captions(dataset, model, number)[:dataset.cpi - len(taken)]
-                found.append(own + [said[j] for j in taken[::-1]])
+                candidates = [beams[i], *sampled[i * samples:(i + 1) * samples]]
+                different = dict.fromkeys(tuple(one.words) for one in candidates if one.finished and one.words)
+                candidates = [model.words(words) for words in different]
+                similarity = cider.scores(np.full(len(candidates), number), [words + END for words in candidates])
+                best = np.argsort(-similarity, kind='stable')[:dataset.cpi - people]
+                scores += similarity[best].tolist()
+                captions.append(own_captions(dataset, model, number)[:dataset.cpi - len(best)]
+                                + [candidates[j] for j in best[::-1]])
             bar.update(len(numbers))
     with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(dict(made_of(teachers), names=dataset.names, captions=found)))
+        temporary.write_text(json.dumps(dict(provenance=provenance(teachers), names=dataset.names, captions=captions)))
     return float(np.mean(scores)) if scores else 0.0
 
 
-def made_of(teachers):
-    """Fingerprints of teachers and of the code that lets them caption together, to see whether they are still the same.
-
-    :param teachers: checkpoints, as for :func:`distill`
-    """
+def provenance(teachers):
+    """Fingerprints of the teachers' checkpoints and of the code: where captions come from."""
     return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest())
 
 
 def own_captions(dataset, model, number):
-    """What people said of a picture, as training reads it: lists of words."""
+    """People's captions of a picture, as training reads them: lists of words."""
     rows = slice(number * dataset.cpi, (number + 1) * dataset.cpi)
     return [model.words(caption[1:length - 1]) for caption, length in
             zip(dataset.captions[rows].tolist(), dataset.caplens[rows].flatten().tolist(), strict=True)]
@@ -101,7 +96,7 @@ def main():
     parser.add_argument('--people', type=int, default=2, metavar='N',
                         help="people's captions that stay, per picture; default: %(default)s")
     parser.add_argument('--beam-size', type=int, default=5)
-    parser.add_argument('--samples', type=int, default=10, help='captions drawn per picture; default: %(default)s')
+    parser.add_argument('--samples', type=int, default=10, help='captions sampled per picture; default: %(default)s')
     parser.add_argument('--temperature', type=float, default=0.5, help='default: %(default)s')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')

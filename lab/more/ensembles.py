@@ -1,7 +1,6 @@
 """Several trained decoders that choose each word together."""
 
 import itertools
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -65,16 +64,16 @@ def mean_alpha(alphas):
 
 
 class JointEncoder(nn.Module):
-    """Several encoders in place of one: their grids lie side by side along the channels.
+    """Several encoders as one: it concatenates their grids along the channels.
 
-    :param encoders: several ``models.Encoder`` whose grids have as many cells
+    :param encoders: several ``models.Encoder`` whose grids have the same size
     """
 
     def __init__(self, encoders):
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
         self.encoder_dim = sum(encoder.encoder_dim for encoder in encoders)
-        # what features.encoder_digest reads
+        # for features.encoder_digest
         self.stages = nn.ModuleList(encoder.stages for encoder in encoders)
         self.register_buffer('mean', torch.cat([encoder.mean for encoder in encoders]), persistent=False)
         self.register_buffer('std', torch.cat([encoder.std for encoder in encoders]), persistent=False)
@@ -90,46 +89,32 @@ class JointEncoder(nn.Module):
     native_grid = forward
 
     def resize(self, grid):
-        """The grid as it is: each encoder has pooled its own."""
+        """The grid unchanged: each encoder has pooled its own."""
         return grid
 
 
 def load_ensemble(paths, device=None):
-    """An ensemble of checkpoints, to caption and evaluate with as with a single model.
+    """An ensemble of checkpoints, to caption and evaluate with like a single model.
 
-    Each encoder, frozen or fine-tuned, reads a picture once, for all decoders that were trained with it.
+    Decoders with the same encoder weights share one encoder.
 
     :param paths: checkpoint files of decoders with one vocabulary, on grids of one size
     :return: :class:`checkpoints.CaptionModel`, called 'Ensemble'
-    :raises ValueError: none at all, or another vocabulary or size of the grid
+    :raises ValueError: the checkpoints have different vocabularies
     """
-    paths = [paths] if isinstance(paths, (str, Path)) else paths
-    if not paths:
-        raise ValueError('an ensemble needs at least one checkpoint')
     models = [load_model(path, device) for path in paths]
-    first, encoders, of_model = models[0], {}, []
+    first, keys, encoders = models[0], [], {}
     for path, model in zip(paths, models, strict=True):
         if model.word_map != first.word_map:
             raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
-        of_model.append((encoder_digest(model.encoder), model.encoder.encoded_image_size))
-        if of_model[-1] not in encoders:
-            encoders[of_model[-1]] = model.encoder
-            one, other = grid_of(model.encoder), grid_of(first.encoder)
-            if one != other:
-                raise ValueError(f'{path} has a grid of {one[0]} x {one[1]} cells and {paths[0]} one of '
-                                 f'{other[0]} x {other[1]}: they cannot caption together')
+        keys.append((encoder_digest(model.encoder), model.encoder.encoded_image_size))
+        encoders.setdefault(keys[-1], model.encoder)
     encoder, channels = first.encoder, None
     if len(encoders) > 1:
         encoder = JointEncoder(encoders.values()).eval()
-        ends = dict(zip(encoders, itertools.accumulate(one.encoder_dim for one in encoders.values()), strict=True))
-        channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in of_model]
+        ends = dict(zip(encoders, itertools.accumulate(each.encoder_dim for each in encoders.values()), strict=True))
+        channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in keys]
     decoder = Ensemble([model.decoder for model in models], channels).eval()
     settings = {**first.settings, 'decoder': 'lab.more.ensembles.Ensemble',
                 'fine_tune_encoder': any(model.settings['fine_tune_encoder'] for model in models)}
     return CaptionModel(encoder, decoder, first.word_map, settings)
-
-
-@torch.no_grad()
-def grid_of(encoder):
-    """:return: how many cells a picture has, (h, w)"""
-    return tuple(encoder(torch.zeros(1, 3, 256, 256, dtype=torch.uint8, device=encoder.mean.device)).shape[1:3])

@@ -69,9 +69,9 @@ class SelfCritical:
         with half_precision(model.settings):
             return self(model, encode(model, batch.images, batch.are_features), number, weights)
 
-    def rewards(self, model, found, pictures):
-        """:return: (len(found),) CIDEr-D of hypotheses"""
-        captions = [model.words(one.words) + END * one.finished for one in found]
+    def rewards(self, model, hypotheses, pictures):
+        """:return: (len(hypotheses),) CIDEr-D"""
+        captions = [model.words(one.words) + END * one.finished for one in hypotheses]
         return torch.from_numpy(self.scorer.scores(pictures.numpy(), captions)).float()
 
 
@@ -102,15 +102,15 @@ def surrogate_loss(log_p, reward, greedy_reward, weights):
     ### END SOLUTION
 
 
-def log_probabilities(model, encoder_out, found, image_of, dropout=False):
+def log_probabilities(model, encoder_out, hypotheses, image_of, dropout=False):
     """log p of captions, with gradient, in one pass of teacher forcing.
 
-    :param encoder_out: (n, h, w, encoder_dim); ``found``: m hypotheses; ``image_of``: (m,) of which picture each is
+    :param encoder_out: (n, h, w, encoder_dim); ``hypotheses``: m of them; ``image_of``: (m,) the picture of each
     :param dropout: as the decoder has it in training; False: none
     :return: (m,)
     """
     start, end, device = model.word_map['<start>'], model.word_map['<end>'], encoder_out.device
-    rows = [[start, *one.words, *[end] * one.finished] for one in found]
+    rows = [[start, *one.words, *[end] * one.finished] for one in hypotheses]
     lengths = torch.tensor([len(row) for row in rows])
     captions = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
     for caption, row in zip(captions, rows, strict=True):
@@ -122,7 +122,7 @@ def log_probabilities(model, encoder_out, found, image_of, dropout=False):
     log_p = scores.log_softmax(dim=1).gather(1, decoded.targets.unsqueeze(1)).squeeze(1)
     # a packed sequence holds, step by step, the captions that are still running: the first so many
     owner = torch.cat([torch.arange(size) for size in decoded.sizes.tolist()]).to(device)
-    return log_p.new_zeros(len(found)).index_add(0, decoded.sort_ind[owner].to(device), log_p)
+    return log_p.new_zeros(len(hypotheses)).index_add(0, decoded.sort_ind[owner].to(device), log_p)
 
 
 @contextmanager

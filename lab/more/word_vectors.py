@@ -26,22 +26,22 @@ def load(embedding, path, word_map):
     :raises ValueError: no such file, vectors of another length, a line that is no word and its numbers, or no
         word of the vocabulary
     """
-    found = set()
+    loaded = set()
     # TODO 14: load
     #   For each word, its numbers and their place in lines(path, embed_dim), one after the other, so that no more than
-    #   a line is in memory: if the word is in the vocabulary and was not found yet, vector(word, numbers, place)
-    #   becomes its row of the embedding (in torch.no_grad()), and the word goes into found
+    #   a line is in memory: if the word is in the vocabulary and not loaded yet, vector(word, numbers, place)
+    #   becomes its row of the embedding (in torch.no_grad()), and the word goes into loaded
     ### BEGIN SOLUTION
     with torch.no_grad():
         for word, numbers, place in lines(path, embedding.weight.shape[1]):
-            if word in word_map and word not in found:
+            if word in word_map and word not in loaded:
                 embedding.weight[word_map[word]] = vector(word, numbers, place)
-                found.add(word)
+                loaded.add(word)
     ### END SOLUTION
-    found -= set(SPECIAL_TOKENS)
-    if not found:
+    loaded -= set(SPECIAL_TOKENS)
+    if not loaded:
         raise ValueError(f'{path} has none of the words of the vocabulary: is it a file of word vectors?')
-    return len(found)
+    return len(loaded)
 
 
 def set_up(model):
@@ -112,9 +112,9 @@ def is_number(text):
 def vector(word, numbers, place):
     """:return: (len(numbers),) tensor;  :raises ValueError: not all are numbers"""
     try:
-        found = torch.tensor([float(value) for value in numbers])
+        values = torch.tensor([float(number) for number in numbers])
     except ValueError:
-        found = torch.tensor(torch.nan)
-    if not found.isfinite().all():
+        values = torch.tensor(torch.nan)
+    if not values.isfinite().all():
         raise ValueError(f'{place}: what follows {word!r} is not {len(numbers)} numbers')
-    return found
+    return values

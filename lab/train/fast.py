@@ -241,19 +241,19 @@ def _difference(decoder, batch):
     for training in (True, False):
         decoder.train(training)
         try:
-            wanted = _results(fast_forward, decoder, batch)
+            expected = _results(fast_forward, decoder, batch)
         except (TypeError, AttributeError):
             return 'its layers are not those that the TODOs ask for'
         states = random_states()
         undisturbed = _draw(batch[0].device)
         restore_random_states(states)
-        found = _results(type(decoder).forward, decoder, batch)
+        results = _results(type(decoder).forward, decoder, batch)
         if _draw(batch[0].device) != undisturbed:
             return 'it draws random numbers elsewhere than in nn.Dropout'
-        if found.keys() != wanted.keys():
+        if results.keys() != expected.keys():
             return 'its forward returns another number of results'
-        for name, values in wanted.items():
-            if not close(found[name], values):
+        for name, values in expected.items():
+            if not close(results[name], values):
                 return f'its {name}{"" if training else " in eval()"} are others'
     return None
 

@@ -37,9 +37,9 @@ def three(tiny_data, tmp_path_factory):
 STEP = 'TODO 13, Ensemble.step'
 
 
-def same_step(found, steps, mistakes=()):
+def same_step(output, steps, mistakes=()):
     """Scores and alpha of the ensemble's step are those of these steps of several decoders together."""
-    scores, _, alpha = found
+    scores, _, alpha = output
     n, mean = len(steps), sum(own.softmax(dim=1) for own, *_ in steps) / len(steps)
     same(scores.softmax(dim=1), mean, f'{STEP}: softmax of the scores', 'batch_size, vocab_size',
          'the scores are the log of the mean of the probabilities', {
@@ -90,7 +90,7 @@ def test_what_a_step_gives_back(other):
         new = [part for _, own, _ in steps for part in own]
         wanted, stopped = f'scores (2, 11), a tuple of {len(new)} new states, mean alpha', None
         try:
-            found = ensemble.step(words, state, memory)
+            output = ensemble.step(words, state, memory)
         except Exception as error:
             if 'is still to do' in str(error):
                 raise
@@ -98,24 +98,25 @@ def test_what_a_step_gives_back(other):
         check(stopped is None, STEP, wanted, f'it stops with {type(stopped).__name__}: {stopped}',
               'mean_alpha is for alphas of which some may be None' if 'NoneType' in str(stopped) else
               'a decoder is not given its own part of state and memory, self.sizes of them')
-        came = f'{len(found)} things' if isinstance(found, tuple) else f'a {type(found).__name__}'
-        check(isinstance(found, tuple) and len(found) == 3, STEP, wanted, came,
+        came = f'{len(output)} things' if isinstance(output, tuple) else f'a {type(output).__name__}'
+        check(isinstance(output, tuple) and len(output) == 3, STEP, wanted, came,
               'the return is missing, or not all is returned')
-        came = f'a tuple of {len(found[1])}' if isinstance(found[1], tuple) else f'a {type(found[1]).__name__}'
-        check(isinstance(found[1], tuple) and len(found[1]) == len(new) and all(map(torch.is_tensor, found[1])), STEP,
-              wanted, f'as states {came}', 'the new states of all decoders must be one after the other in one tuple')
-        check(torch.is_tensor(found[0]) and found[0].shape == (2, 11), STEP, wanted,
-              f'as scores {list(found[0].shape) if torch.is_tensor(found[0]) else type(found[0]).__name__}',
+        came = f'a tuple of {len(output[1])}' if isinstance(output[1], tuple) else f'a {type(output[1]).__name__}'
+        check(isinstance(output[1], tuple) and len(output[1]) == len(new) and all(map(torch.is_tensor, output[1])),
+              STEP, wanted, f'as states {came}',
+              'the new states of all decoders must be one after the other in one tuple')
+        check(torch.is_tensor(output[0]) and output[0].shape == (2, 11), STEP, wanted,
+              f'as scores {list(output[0].shape) if torch.is_tensor(output[0]) else type(output[0]).__name__}',
               'the mean is over the decoders, and nothing else')
         mistakes = {}
         if other == 'alike':
             mistakes['each decoder is given the state and memory of the first'] = (
                 steps[0][0].softmax(dim=1) + decoders[1].step(words, *starts[0])[0].softmax(dim=1)) / 2
-        same_step(found, steps, mistakes)
-        for one, own, old in zip(found[1], new, state, strict=True):
+        same_step(output, steps, mistakes)
+        for one, own, old in zip(output[1], new, state, strict=True):
             same(one, own, f'{STEP}: state', 'batch_size, decoder_dim', 'the new states, in the order of the decoders',
                  {'the state before the step is given back, not the new one': old}, tolerance=1e-5)
-        state, starts = found[1], [(own, start[1]) for (_, own, _), start in zip(steps, starts, strict=True)]
+        state, starts = output[1], [(own, start[1]) for (_, own, _), start in zip(steps, starts, strict=True)]
 
 
 def step_first():
@@ -135,13 +136,13 @@ def test_the_mean_of_the_probabilities(three):
     words = torch.full((4,), ensemble.word_map['<start>'])
     with torch.no_grad():
         for _ in range(3):
-            found = ensemble.decoder.step(words, state, memory)
+            output = ensemble.decoder.step(words, state, memory)
             steps = [model.decoder.step(words, *own) for model, own in zip(models, states, strict=True)]
-            same_step(found, steps)
+            same_step(output, steps)
             for own, (_, new, _) in zip(states, steps, strict=True):
                 own[0] = new
-            _, state, _ = found
-            words = found[0].argmax(dim=1)
+            _, state, _ = output
+            words = output[0].argmax(dim=1)
 
 
 def test_an_ensemble_of_one_is_the_model(three):
@@ -181,17 +182,7 @@ def test_beams_are_reordered_with_all_their_states(three):
              tolerance=1e-4)
 
 
-def test_one_path_is_an_ensemble_of_one(three):
-    assert len(load_ensemble(str(three[0]), 'cpu').decoder.decoders) == 1
-
-
-def test_what_does_not_go_together(three, tiny_cfg, tmp_path):
-    with pytest.raises(ValueError, match='an ensemble needs at least one checkpoint'):
-        load_ensemble([])
-    other = {**tiny_cfg, 'encoded_image_size': 8, 'epochs': 1}
-    train(other)
-    with pytest.raises(ValueError, match=f'{best(other)} has a grid of 8 x 8 cells and {three[0]} one of 4 x 4'):
-        load_ensemble([three[0], best(other)], 'cpu')
+def test_another_vocabulary(three, tmp_path):
     state = torch.load(three[1])
     others = dict(zip(state['word_map'], reversed(state['word_map'].values()), strict=True))
     torch.save({**state, 'word_map': others}, tmp_path / 'words.pth.tar')
@@ -221,10 +212,10 @@ def test_each_decoder_has_the_encoder_that_it_was_trained_with(three, tuned):
         assert (grids[0] - grids[1]).abs().max() > 1e-2 and torch.equal(grids[0], grids[2])
         together = forward.encode(ensemble, pictures)
         assert together.shape == (4, 4, 4, 2 * models[0].encoder.encoder_dim)  # the frozen one has read them once
-        found = ensemble.decoder.step(words, *ensemble.decoder.start(together))
+        output = ensemble.decoder.step(words, *ensemble.decoder.start(together))
         steps = [model.decoder.step(words, *model.decoder.start(grid))
                  for model, grid in zip(models, grids, strict=True)]
-    same_step(found, steps)
+    same_step(output, steps)
 
 
 @pytest.mark.parametrize('frozen_first', [True, False])

@@ -25,14 +25,14 @@ from solver import DEFAULTS, train
 def models(tiny_data, tmp_path_factory):
     """Six epochs of each decoder: enough for captions of their own for each picture."""
     folder = tmp_path_factory.mktemp('trained')
-    found = {}
+    trained = {}
     for attention in (False, True):
         cfg = dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16,
                    attention_dim=10, attention=attention, epochs=6, batch_size=20, decoder_lr=2e-2, device='cpu',
                    output_folder=str(folder))
         train(cfg)
-        found[attention] = load_model(checkpoint_paths({**DEFAULTS, **cfg})[0], 'cpu')
-    return found
+        trained[attention] = load_model(checkpoint_paths({**DEFAULTS, **cfg})[0], 'cpu')
+    return trained
 
 
 @pytest.fixture(params=[False, True], ids=['rnn', 'attention'])
@@ -73,8 +73,8 @@ def test_batches_do_not_change_the_captions(model):
 
 def test_beam_one_is_what_validation_measured(model):
     captions = caption_split(model, 'VAL', beam_size=1)
-    found = bleu([c['references'] for c in captions], [c['caption'] for c in captions])
-    assert found['BLEU-4'] == pytest.approx(model.history[-1]['val_greedy_bleu4'], abs=1e-6)
+    scores = bleu([c['references'] for c in captions], [c['caption'] for c in captions])
+    assert scores['BLEU-4'] == pytest.approx(model.history[-1]['val_greedy_bleu4'], abs=1e-6)
 
 
 def test_another_data_set(models, tmp_path):
@@ -102,7 +102,7 @@ def test_evaluate(model):
         assert row['CIDEr-D'] == pytest.approx(
             CiderD([c['references'] for c in captions]).score([c['caption'] for c in captions]))
         assert row['seconds'] > 0
-        assert result['said'][result['scores'].index(row)] == [c['caption'] for c in captions]
+        assert result['captions_per_beam'][result['scores'].index(row)] == [c['caption'] for c in captions]
     shown = result['captions']
     assert len(shown) == 6 and 'alphas' not in shown[0]
     recomputed = bleu([c['references'] for c in shown], [c['caption'] for c in shown])
@@ -116,7 +116,7 @@ def test_each_image_is_encoded_once_for_all_beam_sizes(uncached, monkeypatch):
     result = evaluate(uncached, 'TEST', (1, 2, 3), batch_size=4)
     assert len(seen) == 6 and len({image.numpy().tobytes() for image in seen}) == 6
     assert [row['beam_size'] for row in result['scores']] == [1, 2, 3]
-    assert result['said'] == alone
+    assert result['captions_per_beam'] == alone
     assert all(row['seconds'] > 0 for row in result['scores'])
 
 
@@ -126,14 +126,14 @@ def test_one_picture_as_in_its_split(uncached, tiny_data):
     for number, whole in enumerate(caption_split(uncached, 'TEST', 3)):
         path = folder / whole['name']
         for image in (str(path), path, dataset.image(number)):
-            found = caption_image(uncached, image, 3)
-            assert found['caption'] == whole['caption'] and found['finished'] == whole['finished']
-            assert found['score'] == pytest.approx(whole['score'], abs=1e-4)
-            assert torch.equal(found['image'], dataset.image(number))
+            alone = caption_image(uncached, image, 3)
+            assert alone['caption'] == whole['caption'] and alone['finished'] == whole['finished']
+            assert alone['score'] == pytest.approx(whole['score'], abs=1e-4)
+            assert torch.equal(alone['image'], dataset.image(number))
             if whole['alphas'] is None:
-                assert found['alphas'] is None
+                assert alone['alphas'] is None
             else:
-                assert torch.allclose(found['alphas'], whole['alphas'], atol=1e-4)
+                assert torch.allclose(alone['alphas'], whole['alphas'], atol=1e-4)
 
 
 @pytest.mark.parametrize(('mode', 'size', 'ending'), [
@@ -143,10 +143,10 @@ def test_pictures_of_any_kind(models, tmp_path, mode, size, ending):
     path = tmp_path / f'picture.{ending}'
     pixels = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     Image.fromarray(pixels).convert(mode).save(path)
-    found = caption_image(models[True], path, max_len=6)
-    assert found['image'].shape == (3, 256, 256) and found['image'].dtype == torch.uint8
-    assert found['alphas'].shape == (len(found['caption']), 4, 4)
-    assert 1 <= len(found['caption']) <= 6
+    captioned = caption_image(models[True], path, max_len=6)
+    assert captioned['image'].shape == (3, 256, 256) and captioned['image'].dtype == torch.uint8
+    assert captioned['alphas'].shape == (len(captioned['caption']), 4, 4)
+    assert 1 <= len(captioned['caption']) <= 6
 
 
 def test_no_picture(models, tmp_path):

@@ -14,7 +14,7 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from datasets import CaptionDataset  # noqa: E402
-from lab.data.shapes import looks_by_word  # noqa: E402
+from lab.data.shapes import attention_per_word  # noqa: E402
 from lab.figures import (  # noqa: E402
     bleu_table,
     load_images,
@@ -196,10 +196,10 @@ def test_when_it_looks():
 def test_looks_word_by_word():
     captions = [dict(caption=['red', 'of'], alphas=np.stack([np.full((2, 2), 0.2), np.full((2, 2), 0.05)])),
                 dict(caption=['of', 'star'], alphas=np.stack([np.full((2, 2), 0.1), np.full((2, 2), 0.25)]))]
-    by_word = looks_by_word(captions)
-    assert {word: pytest.approx(values) for word, values in by_word.items()} == dict(
+    per_word = attention_per_word(captions)
+    assert {word: pytest.approx(values) for word, values in per_word.items()} == dict(
         red=[0.8], of=[0.2, 0.4], star=[1.0])
-    figure = plot_looks({**by_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
+    figure = plot_looks({**per_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
     figure.canvas.draw()
     axes, = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ['red', 'of']
@@ -277,8 +277,8 @@ def test_attention_is_brightest_where_alpha_is_high(cell):
     figure = plot_attention(image, ['first', 'second'], alphas)
     for axes, (row, column) in zip(figure.axes[1:], [(2, 1), cell], strict=True):
         lit = np.asarray(axes.images[0].get_array())
-        found = np.unravel_index(lit[..., 0].argmax(), (64, 96))
-        assert (found[0] // 16, found[1] // 24) == (row, column)
+        place = np.unravel_index(lit[..., 0].argmax(), (64, 96))
+        assert (place[0] // 16, place[1] // 24) == (row, column)
         assert (lit.max(axis=(0, 1)) == (250, 200, 100)).all()  # the picture itself where it looks
         assert (lit.min(axis=(0, 1)) <= (65, 52, 26)).all()
     # and so it is in the finished figure
@@ -305,4 +305,4 @@ def test_save_figure(tmp_path):
         save_figure(plot_captions([picture()], ['title']), path)
     with Image.open(path) as image:
         assert image.format == 'PNG' and min(image.size) > 300
-    assert [found.name for found in path.parent.iterdir()] == ['figure.png']
+    assert [file.name for file in path.parent.iterdir()] == ['figure.png']
