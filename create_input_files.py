@@ -1,19 +1,19 @@
 """Turn a caption dataset in Karpathy's JSON form into the ten files that training and evaluation read.
 
-With base = ``{dataset}_{k}_cap_per_img_{min_word_freq}_min_word_freq``, and for each of TRAIN (splits train
-and restval), VAL and TEST:
+With base = ``{dataset}_{k}_cap_per_img_{min_word_freq}_min_word_freq``, and for each of TRAIN (splits train and
+restval), VAL and TEST:
 
-- ``TRAIN_IMAGES_{base}.hdf5``: ``images`` (N, 3, 256, 256) uint8 RGB, squashed to a square; ``references``
-  (N,) strings, each a JSON list of the tokens of all non-empty captions of the image, for BLEU; ``names``
-  (N,) strings, path inside the image folder; attributes ``captions_per_image``, ``fingerprint`` of all that
-  the ten files are made of, and ``pictures``, of the images alone;
-- ``TRAIN_CAPTIONS_{base}.json``: N * k lists of max_len + 2 indices, ``<start> words <end> <pad> ...``; the
-  k rows of one image are adjacent;
+- ``TRAIN_IMAGES_{base}.hdf5``: ``images`` (N, 3, 256, 256) uint8 RGB, squashed to a square; ``references`` (N,)
+  strings, each a JSON list of the tokens of all non-empty captions of the image, for BLEU; ``names`` (N,) strings,
+  path inside the image folder; attributes ``captions_per_image``, ``fingerprint`` of all that the ten files are made
+  of, and ``pictures``, of the images alone;
+- ``TRAIN_CAPTIONS_{base}.json``: N * k lists of max_len + 2 indices, ``<start> words <end> <pad> ...``; the k rows of
+  one image are adjacent;
 - ``TRAIN_CAPLENS_{base}.json``: N * k lengths, words + 2;
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
-A run that was stopped or killed keeps the splits whose images were all decoded. A run whose ten files are there does
-nothing.
+Each file gets its name when it is complete. The next run keeps the complete HDF5 files of a run that was stopped or
+killed, and does nothing if all ten files are there. Two runs at once must not write to one folder.
 """
 
 import argparse
@@ -58,13 +58,14 @@ def sha256(value):
 class Picture(NamedTuple):
     """One entry of the Karpathy JSON.
 
-    :ivar name: path in the image folder, with slashes
+    :ivar name: path in the image folder, with slashes; ``file``: the whole path
     :ivar split: TRAIN, VAL or TEST
     :ivar captions: all token lists; ``usable``: those of 1 to max_len words
     :ivar stamp: (bytes, modification time in ns) of the file; None if it is missing
     """
 
     name: str
+    file: str
     split: str
     captions: list
     usable: list
@@ -90,7 +91,7 @@ def read_karpathy(path, image_folder, max_len):
             file = os.path.join(image_folder, name)
             status = os.stat(file) if os.path.isfile(file) else None
             stamp = status and (status.st_size, status.st_mtime_ns)
-            pictures.append(Picture(name, SPLIT_OF[entry["split"]], captions, usable, stamp))
+            pictures.append(Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp))
     except (AttributeError, KeyError, TypeError) as error:
         raise InputFilesError(
             f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
@@ -98,10 +99,10 @@ def read_karpathy(path, image_folder, max_len):
     return pictures, hashlib.sha256(content).hexdigest()
 
 
-def sort_out(pictures, image_folder, skip_bad):
+def sort_out(pictures, skip_bad):
     """Find what cannot be used, before any decoding begins.
 
-    :return: usable pictures; bad ones, as list of {image, split, reason}; pictures without a usable caption
+    :return: usable pictures; bad ones, each with the reason; pictures without a usable caption
     """
     usable, bad, too_long = [], [], []
     for picture in pictures:
@@ -113,13 +114,13 @@ def sort_out(pictures, image_folder, skip_bad):
         elif not picture.captions:
             reason = "the JSON has no captions for it"
         if reason:
-            bad.append({"image": picture.name, "split": picture.split, "reason": reason})
+            bad.append((picture, reason))
         else:
             (usable if picture.usable else too_long).append(picture)
     if bad and not skip_bad:
-        first = f"{os.path.join(image_folder, bad[0]['image'])}: {bad[0]['reason']}"
-        raise InputFilesError(f"{first}; {len(bad)} of {len(pictures)} images are missing, empty or without "
-                              "captions; correct this or leave them out with --skip-bad (skip_bad=True)")
+        picture, reason = bad[0]
+        raise InputFilesError(f"{picture.file}: {reason}; {len(bad)} of {len(pictures)} images are missing, empty or "
+                              "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
     return usable, bad, too_long
 
 
@@ -128,7 +129,7 @@ def sort_out(pictures, image_folder, skip_bad):
 
 @contextmanager
 def new_file(path):
-    """Give the name of a temporary file. It becomes ``path`` when it is complete, and goes after an error."""
+    """Give the name of a temporary file. It becomes ``path`` when it is complete; after an error it goes."""
     part = path.with_name(path.name + ".part")
     try:
         yield part
@@ -136,8 +137,8 @@ def new_file(path):
             row_file.sync(file)
         os.replace(part, path)
     finally:
-        with suppress(OSError):  # it was renamed
-            part.unlink()
+        with suppress(OSError):
+            part.unlink()  # after an error: otherwise it is not there any more
 
 
 def write_json(path, content):
@@ -145,26 +146,26 @@ def write_json(path, content):
         part.write_text(json.dumps(content))
 
 
-def decode_row(path, offset, file, image_size):
+def decode_row(file, offset, rows, image_size):
     """Decode an image and write it to its row of a file, so that pixels need not travel between processes.
 
-    :param offset: of the row, in bytes
+    :param rows: the file of rows; ``offset``: of this row, in bytes
     :return: why the image cannot be decoded, or None
     """
     try:
-        image = load_image(path, image_size)
+        image = load_image(file, image_size)
     except ImageFileError as error:
-        return str(error).removeprefix(f"{path}: ")
-    with open(file, "r+b") as rows:
-        rows.seek(offset)
-        rows.write(image.tobytes())
+        return str(error).removeprefix(f"{file}: ")
+    with open(rows, "r+b") as out:
+        out.seek(offset)
+        out.write(image.tobytes())
 
 
-def write_images(file, pictures, image_folder, image_size, attributes, skip_bad, map_rows):
+def write_images(file, pictures, image_size, attributes, skip_bad, map_rows):
     """Write the HDF5 file of a split.
 
-    The file has its full size and all its strings from the start (see ``row_file.py``). Then the rows are written. If
-    some images cannot be decoded, this is done again without them.
+    The file has its full size and all its strings from the start, then its rows are written (see ``row_file.py``). If
+    some images cannot be decoded, this is done once more without them.
 
     :param attributes: of the file, all but ``pictures``
     :param map_rows: a function like ``map``
@@ -174,7 +175,7 @@ def write_images(file, pictures, image_folder, image_size, attributes, skip_bad,
         numbers = [number for number in range(len(pictures)) if number not in left_out]
         kept = [pictures[number] for number in numbers]
         if pictures and not kept:
-            raise InputFilesError(f"{image_folder}: no image of the split {pictures[0].split} can be decoded")
+            raise InputFilesError(f"no image of the split {pictures[0].split} can be decoded: {left_out[0]}")
         attributes = {**attributes, "pictures": sha256([FORMAT_VERSION, shape, [(p.name, p.stamp) for p in kept]])}
         strings = {"references": [json.dumps([c for c in picture.captions if c]) for picture in kept],
                    "names": [picture.name for picture in kept]}
@@ -184,16 +185,16 @@ def write_images(file, pictures, image_folder, image_size, attributes, skip_bad,
 
         first = row_file.first_row(file, "images")
         offsets = [first + row * math.prod(shape) for row in range(len(kept))]
-        paths = [os.path.join(image_folder, picture.name) for picture in kept]
-        reasons = map_rows(partial(decode_row, file=file, image_size=image_size), paths, offsets)
+        decode = partial(decode_row, rows=file, image_size=image_size)
+        reasons = map_rows(decode, [picture.file for picture in kept], offsets)
         bar = tqdm(reasons, desc="decoding", unit="image", total=len(kept))
         bad = {number: reason for number, reason in zip(numbers, bar, strict=True) if reason}
         if not bad:
             return
         if not skip_bad:
             number, reason = next(iter(bad.items()))
-            raise InputFilesError(f"{os.path.join(image_folder, pictures[number].name)}: {reason}; {len(bad)} of "
-                                  f"{len(kept)} images are damaged; replace them or use --skip-bad (skip_bad=True)")
+            raise InputFilesError(f"{pictures[number].file}: {reason}; {len(bad)} of {len(kept)} images are damaged; "
+                                  "replace them or leave them out with --skip-bad (skip_bad=True)")
         left_out |= bad
 
 
@@ -223,8 +224,7 @@ def choose_captions(picture, captions_per_image, seed):
 
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
-                       output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False,
-                       image_size=256):
+                       output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False, image_size=256):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -239,9 +239,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
     :param image_size: side of the square images in pixels
     :return: summary, dict with ``data_name`` (base), ``splits`` (per split ``images``, ``captions``,
-        ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens),
-        ``bad_images`` (list of {image, split, reason}), ``too_long_images`` (names of images without a
-        caption of 1 to max_len words) and ``already_there`` (True when nothing had to be done)
+        ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens), ``bad_images`` (list
+        of {image, split, reason}), ``too_long_images`` (names of images without a caption of 1 to max_len words) and
+        ``already_there`` (True when nothing had to be done)
     :raises InputFilesError: bad input or output folder, too little disk space; nothing half-written is left
     """
     if captions_per_image < 1:
@@ -255,7 +255,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     json_paths = [*captions_paths.values(), *lengths_paths.values(), word_map_path]
 
     pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len)
-    usable, bad_images, too_long = sort_out(pictures, image_folder, skip_bad)
+    usable, bad, too_long = sort_out(pictures, skip_bad)
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise InputFilesError(f"{karpathy_json_path}: there is no usable image in the training split")
@@ -276,15 +276,15 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         with map_in(default_workers(total) if workers is None else workers) as map_rows:
             for split in unfinished:
                 with new_file(image_paths[split]) as part:
-                    write_images(part, of_split[split], image_folder, image_size, attributes, skip_bad, map_rows)
-                    for path in json_paths:  # of an older set, which ends here
+                    write_images(part, of_split[split], image_size, attributes, skip_bad, map_rows)
+                    for path in json_paths:  # an older set with other settings ends here
                         path.unlink(missing_ok=True)
 
         left_out = {split: read_left_out(path, fingerprint) for split, path in image_paths.items()}
         kept = {split: [picture for number, picture in enumerate(of_split[split]) if number not in left_out[split]]
                 for split in SPLITS}
-        # too long captions count as well
-        word_map = build_word_map((c for picture in kept["TRAIN"] for c in picture.captions), min_word_freq)
+        words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long ones as well
+        word_map = build_word_map(words_from, min_word_freq)
         if not already_there:
             for split in SPLITS:
                 captions = [caption for picture in kept[split]
@@ -295,16 +295,16 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     except OSError as error:
         raise InputFilesError(f"{folder}: the output folder cannot be written ({error.strerror or error})") from error
 
-    summary = {"data_name": data_name, "splits": {}, "bad_images": bad_images, "vocab_size": len(word_map),
-               "too_long_images": [picture.name for picture in too_long], "already_there": already_there}
+    bad += [(of_split[split][number], reason) for split in SPLITS for number, reason in left_out[split].items()]
+    summary = {"data_name": data_name, "splits": {}, "vocab_size": len(word_map), "already_there": already_there,
+               "bad_images": [{"image": p.name, "split": p.split, "reason": reason} for p, reason in bad],
+               "too_long_images": [picture.name for picture in too_long]}
     for split in SPLITS:
-        bad_images += [{"image": of_split[split][number].name, "split": split, "reason": reason}
-                       for number, reason in left_out[split].items()]
         unusable = [picture for picture in too_long if picture.split == split]
         summary["splits"][split] = {
             "images": len(kept[split]), "captions": len(kept[split]) * captions_per_image,
             "captions_left_out": sum(len(p.captions) - len(p.usable) for p in kept[split] + unusable),
-            "images_left_out": len(unusable) + sum(bad["split"] == split for bad in bad_images)}
+            "images_left_out": len(unusable) + sum(picture.split == split for picture, _ in bad)}
     print_summary(summary, folder)
     return summary
 

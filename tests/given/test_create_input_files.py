@@ -458,7 +458,7 @@ def test_no_training_images(data, tmp_path):
     data.fails(tmp_path / "out", "k.json: there is no usable image in the training split")
     data.entries[0]["split"] = "train"
     (data.images / "sub/0.png").write_bytes(b"no image")
-    data.fails(tmp_path / "out", "images: no image of the split TRAIN can be decoded", skip_bad=True)
+    data.fails(tmp_path / "out", "no image of the split TRAIN can be decoded: this image cannot", skip_bad=True)
 
 
 def test_output_folder_that_cannot_be_written(data, tmp_path):
