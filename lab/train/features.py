@@ -83,8 +83,7 @@ def identity(data_folder, data_name, split):
     :return: fingerprint of its pictures, whatever their captions; their number
     """
     with h5py.File(CaptionDataset.path_of_images(data_folder, data_name, split)) as file:
-        # files made before the attribute 'pictures' have one fingerprint of all
-        return str(file.attrs.get('pictures', file.attrs['fingerprint'])), len(file['names'])
+        return str(file.attrs['pictures']), len(file['names'])
 
 
 def features_path(data_folder, data_name, split, digest, mirror=False):
