@@ -13,7 +13,7 @@ restval), VAL and TEST:
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
 Each file gets its name when it is complete. The next run keeps the complete HDF5 files of a run that was stopped or
-killed, and does nothing if all ten files are there. Two runs at once must not write to one folder.
+killed, and does nothing if all ten files are there. Of two runs on one folder the second waits for the first.
 """
 
 import argparse
@@ -25,12 +25,14 @@ import posixpath
 import random
 import shutil
 import sys
-from contextlib import contextmanager, suppress
+import tempfile
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
+from filelock import FileLock
 from tqdm import tqdm
 
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
@@ -263,35 +265,41 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     fingerprint = sha256([FORMAT_VERSION, json_hash, [picture.stamp for picture in pictures], *map(int, settings)])
     attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
 
-    unfinished = [split for split in SPLITS if read_left_out(image_paths[split], fingerprint) is None]
-    already_there = not unfinished and all(path.is_file() for path in json_paths)
-    total = sum(len(of_split[split]) for split in unfinished)
-    needed = total * 3 * image_size ** 2
+    def is_complete(split):
+        return read_left_out(image_paths[split], fingerprint) is not None
+
+    already_there = all(map(is_complete, SPLITS)) and all(path.is_file() for path in json_paths)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder).free
-        if needed > free:
-            raise InputFilesError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
-                                  f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
-        with map_in(default_workers(total) if workers is None else workers) as map_rows:
-            for split in unfinished:
-                with new_file(image_paths[split]) as part:
-                    write_images(part, of_split[split], image_size, attributes, skip_bad, map_rows)
-                    for path in json_paths:  # an older set with other settings ends here
-                        path.unlink(missing_ok=True)
+        # two notebooks may be started at once: the second waits here, then finds the files of the first
+        lock = Path(tempfile.gettempdir(), f"create_input_files_{sha256(str(folder.resolve()))[:16]}.lock")
+        with nullcontext() if already_there else FileLock(lock):
+            unfinished = [split for split in SPLITS if not is_complete(split)]
+            total = sum(len(of_split[split]) for split in unfinished)
+            needed, free = total * 3 * image_size ** 2, shutil.disk_usage(folder).free
+            if needed > free:
+                raise InputFilesError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
+                                      f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
+            with map_in(default_workers(total) if workers is None else workers) as map_rows:
+                for split in unfinished:
+                    with new_file(image_paths[split]) as part:
+                        write_images(part, of_split[split], image_size, attributes, skip_bad, map_rows)
+                        for path in json_paths:  # an older set with other settings ends here
+                            path.unlink(missing_ok=True)
 
-        left_out = {split: read_left_out(path, fingerprint) for split, path in image_paths.items()}
-        kept = {split: [picture for number, picture in enumerate(of_split[split]) if number not in left_out[split]]
-                for split in SPLITS}
-        words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long ones as well
-        word_map = build_word_map(words_from, min_word_freq)
-        if not already_there:
-            for split in SPLITS:
-                captions = [caption for picture in kept[split]
-                            for caption in choose_captions(picture, captions_per_image, seed)]
-                write_json(captions_paths[split], [encode_caption(caption, word_map, max_len) for caption in captions])
-                write_json(lengths_paths[split], [len(caption) + 2 for caption in captions])
-            write_json(word_map_path, word_map)
+            left_out = {split: read_left_out(path, fingerprint) for split, path in image_paths.items()}
+            kept = {split: [picture for number, picture in enumerate(of_split[split]) if number not in left_out[split]]
+                    for split in SPLITS}
+            words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long ones as well
+            word_map = build_word_map(words_from, min_word_freq)
+            if not already_there:
+                for split in SPLITS:
+                    captions = [caption for picture in kept[split]
+                                for caption in choose_captions(picture, captions_per_image, seed)]
+                    encoded = [encode_caption(caption, word_map, max_len) for caption in captions]
+                    write_json(captions_paths[split], encoded)
+                    write_json(lengths_paths[split], [len(caption) + 2 for caption in captions])
+                write_json(word_map_path, word_map)
     except OSError as error:
         raise InputFilesError(f"{folder}: the output folder cannot be written ({error.strerror or error})") from error
 

@@ -5,9 +5,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 from collections import Counter, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -761,3 +763,26 @@ def test_photos_of_odd_sizes(tmp_path):
     counts = Counter(t for e in entries if e["split"] == "train" for s in e["sentences"] for t in s["tokens"])
     assert set(word_map) - set(SPECIAL_TOKENS) == {word for word, n in counts.items() if n >= 2}
     assert summary["splits"]["TRAIN"]["images"] == len(train["names"]) and not summary["bad_images"]
+
+
+def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monkeypatch):
+    """As of two notebooks: the first is stopped while it decodes, and goes on when the second has had its time."""
+    decoding, go_on, real = threading.Event(), threading.Event(), cif.write_images
+    written = []
+
+    def write_images(file, *args):
+        written.append(file.name)
+        decoding.set()
+        assert go_on.wait(60)
+        real(file, *args)
+
+    monkeypatch.setattr(cif, "write_images", write_images)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(data.run, tmp_path / "out")
+        assert decoding.wait(60)
+        second = pool.submit(data.run, tmp_path / "out")
+        time.sleep(1)
+        assert len(written) == 1 and not second.done()
+        go_on.set()
+        assert first.result(60)["splits"] == second.result(60)["splits"]
+    assert len(written) == 3
