@@ -32,7 +32,7 @@ class CaptionDataset(Dataset):
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param transform: applied to the uint8 image, if given
     :param features: HDF5 file of ``features.encode_images`` to read instead of the images
-    :param mirrored: the like for the mirrored images, if they are wanted
+    :param mirrored: features of the mirrored images, for ``flip``
     :raises ValueError: another split
     :raises FileNotFoundError: files that are not there
     """

@@ -107,9 +107,9 @@ def train(cfg, encoder=None, loss=None):
 
     Files in ``output_folder``: ``checkpoint_{data_name}_{NoAttention,Attention}.pth.tar`` after each epoch,
     ``BEST_checkpoint_{NoAttention,Attention}.pth.tar`` at the best greedy BLEU-4 so far (CIDEr, if self-critical), and
-    ``history_{NoAttention,Attention}.json``. A training that was stopped goes on from ``checkpoint`` as if it
-    never had been. Files of another training of the same decoder are moved into ``output_folder/earlier_1`` (2, ...)
-    after the first epoch.
+    ``history_{NoAttention,Attention}.json``. A training that was stopped goes on from ``checkpoint`` and ends with the
+    same weights as one that was not. After the first epoch, files of another training of the same decoder are moved
+    into ``output_folder/earlier_1`` (2, ...).
 
     :param cfg: settings, see :class:`Settings`
     :param encoder: a module of your own from (n, 3, H, W) to (n, channels, h, w); ``cfg['encoder']`` is ignored
@@ -168,8 +168,8 @@ def set_up(cfg, encoder=None):
     if cfg['start_from']:
         start_from(model, cfg['start_from'])
     elif cfg['fine_tune_encoder'] and not cfg['checkpoint']:
-        distributed.log('The encoder is trained beside a decoder that knows nothing yet: better train with it frozen '
-                        'first, and go on from the best checkpoint (start_from).')
+        distributed.log('The encoder is trained together with an untrained decoder. It is better to train with a '
+                        'frozen encoder first, and to go on from its best checkpoint (start_from).')
     word_vectors.set_up(model)
     for module in (model.encoder, model.decoder):
         distributed.same_weights(module)

@@ -232,16 +232,16 @@ def plot_attention(image, words, alphas, sentinel=False, columns=5):
     panels = len(words) + 1
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    looks = how_much_it_looks(alphas, sentinel)
-    figure = plt.figure(figsize=(2.3 * columns, 2.5 * rows + 2.2 * (looks is not None)), layout='constrained')
-    maps, *below = figure.subfigures(1 + (looks is not None), 1, squeeze=False,
-                                     height_ratios=[2.5 * rows, 2.2][:1 + (looks is not None)]).flat
+    grounding = visual_grounding(alphas, sentinel)
+    figure = plt.figure(figsize=(2.3 * columns, 2.5 * rows + 2.2 * (grounding is not None)), layout='constrained')
+    maps, *below = figure.subfigures(1 + (grounding is not None), 1, squeeze=False,
+                                     height_ratios=[2.5 * rows, 2.2][:1 + (grounding is not None)]).flat
     axes = maps.subplots(rows, columns, squeeze=False)
     for ax in axes.flat:
         ax.axis('off')
     for part in below:
         ax = part.subplots()
-        ax.bar(range(len(words)), looks, color='tab:blue')
+        ax.bar(range(len(words)), grounding, color='tab:blue')
         ax.set_xticks(range(len(words)), words, rotation=45, ha='right')
         ax.set(ylim=(0, 1), ylabel='1 - β', title='when it looks')
     axes.flat[0].imshow(image)
@@ -256,25 +256,27 @@ def plot_attention(image, words, alphas, sentinel=False, columns=5):
     return figure
 
 
-def how_much_it_looks(alphas, sentinel=False):
-    """1 - beta per word where a visual sentinel has the rest of the attention; None where the cells have all of it.
+def visual_grounding(alphas, sentinel=False):
+    """1 - beta of each word: the share of its attention that the picture gets, and not the visual sentinel
+    (Lu et al. 2017, sec. 5.3).
 
     :param alphas: (words, h, w), or None
-    :param sentinel: whether the decoder is known to have one: then never None but for no alphas
+    :param sentinel: whether the decoder has a sentinel. False: this is seen from the sums of the alphas
+    :return: (words,), or None for a decoder without attention or without a sentinel
     """
     if alphas is None or not len(alphas):
         return None
-    looks = np.asarray(alphas, dtype=float).reshape(len(alphas), -1).sum(axis=1)
-    return looks if sentinel or (looks < 1 - 1e-3).any() else None
+    grounding = np.asarray(alphas, dtype=float).reshape(len(alphas), -1).sum(axis=1)
+    return grounding if sentinel or (grounding < 1 - 1e-3).any() else None
 
 
-def plot_looks(per_word, visual, at_least=10):
-    """Mean 1 - beta of each word, the words of things and colours in a colour of their own (Lu et al. 2017, fig. 6);
-    the legend has the mean over all words of each kind that were said.
+def plot_visual_grounding(per_word, visual, at_least=10):
+    """Mean 1 - beta of each word (Lu et al. 2017, fig. 6). Names of things and of colours have a colour of their own.
+    The legend gives the mean over all words of each kind.
 
     :param per_word: dict word -> list of 1 - beta, see ``shapes.attention_per_word``
-    :param visual: the words that say what is seen
-    :param at_least: words said less often are left out, if others are not
+    :param visual: the names of things and of colours
+    :param at_least: words that occur less often are left out, unless all words do
     """
     at_least = min(at_least, max(map(len, per_word.values()), default=0))
     means = sorted(((np.mean(values), word) for word, values in per_word.items() if len(values) >= at_least),

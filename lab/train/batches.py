@@ -14,7 +14,8 @@ BLOCK, WINDOW = 64, 6144
 
 
 class Batch(NamedTuple):
-    """
+    """Captions and their pictures, as the loop of ``solver.py`` takes them.
+
     :ivar images: (m, 3, 256, 256) uint8, or (m, h, w, encoder_dim) features: each picture of the batch once
     :ivar are_features: whether they are the latter
     :ivar image_of: (n,) long; caption i is of ``images[image_of[i]]``

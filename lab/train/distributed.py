@@ -2,7 +2,7 @@
 
 ``torchrun`` or ``accelerate launch`` start them, accelerate finds the devices and connects them. Every process runs the
 same lines on its share of each batch. Gradients are summed, so all hold the same weights after every step: those of one
-process with the whole batch. A process that was started alone is the only one, and none of this does anything.
+process with the whole batch. In a process that was started alone these functions change nothing.
 """
 
 import os

@@ -13,7 +13,7 @@ from utils import packed
 
 
 class Decoded(NamedTuple):
-    """What a decoder says of a batch, true words only; ``sizes`` of them at each step, as in a ``PackedSequence``.
+    """The scores of a batch, without padding. Words are ordered as in a ``PackedSequence``: all first words, ...
 
     :ivar scores: (words, vocab_size) float, before softmax
     :ivar targets: (words,) long

@@ -23,8 +23,8 @@ from lab.figures import (  # noqa: E402
     plot_captions,
     plot_comparison,
     plot_history,
-    plot_looks,
     plot_side_by_side,
+    plot_visual_grounding,
     read_histories,
     save_figure,
     spread,
@@ -199,7 +199,7 @@ def test_looks_word_by_word():
     per_word = attention_per_word(captions)
     assert {word: pytest.approx(values) for word, values in per_word.items()} == dict(
         red=[0.8], of=[0.2, 0.4], star=[1.0])
-    figure = plot_looks({**per_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
+    figure = plot_visual_grounding({**per_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
     figure.canvas.draw()
     axes, = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == ['red', 'of']

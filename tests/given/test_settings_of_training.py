@@ -138,7 +138,7 @@ def test_fine_tuning_starts_from_a_frozen_checkpoint(tiny_cfg, attention, capsys
         history = train(second)
     scores = f'greedy BLEU-4 {ended["val_greedy_bleu4"]:.3f}, CIDEr {ended["val_greedy_cider"]:.3f} on validation'
     said = capsys.readouterr().out
-    assert scores in said and 'a decoder that knows nothing yet' not in said
+    assert scores in said and 'an untrained decoder' not in said
     assert len(history) == 1 and history[0]['epoch'] == 1  # a training of its own
     assert history[0]['train_loss'] < frozen[0]['train_loss'] * 0.98  # that starts where the other ended
     first, then = load_model(best(cfg), 'cpu'), load_model(best(second), 'cpu')
