@@ -168,8 +168,8 @@ def set_up(cfg, encoder=None):
     if cfg['start_from']:
         start_from(model, cfg['start_from'])
     elif cfg['fine_tune_encoder'] and not cfg['checkpoint']:
-        distributed.log('The encoder is trained together with an untrained decoder. It is better to train with a '
-                        'frozen encoder first, and to go on from its best checkpoint (start_from).')
+        distributed.log('The encoder is trained together with an untrained decoder: better train with it frozen '
+                        'first, and go on from the best checkpoint (start_from).')
     word_vectors.set_up(model)
     for module in (model.encoder, model.decoder):
         distributed.same_weights(module)
