@@ -1,41 +1,36 @@
-"""``tests/expected.json``: what the probes give on the reference, and on every mistake of the library.
+"""``tests/expected.npz``: what the reference and every mistake of the library give for the requests of the checks.
 
 The students' checks read it, so they compare with the reference and name known mistakes without holding a line of
 the solution. Run as a program, it writes the file; with ``--check`` it only compares.
 """
 
 import argparse
-import dataclasses
+import io
 import json
 import sys
 import tempfile
-import types
 from pathlib import Path
 
+import numpy as np
+from torch import nn
 from tqdm import tqdm
 
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
-from instructor.judge import TODOS, checking, judge
 from instructor.mistakes import mistakes
 from utils import atomic_path
 
 sys.path.insert(0, str(ROOT / 'tests'))
-import probes  # noqa: E402
+import checking  # noqa: E402
+import inputs  # noqa: E402
+import protocol  # noqa: E402
 
-EXPECTED = ROOT / 'tests' / 'expected.json'
-STEADY = {'seconds': 1.0, 'yardstick': 1.0}  # for probes that measure time
-# which probes belong to a TODO
-OF_TODO = {
-    1: [name for name in probes.PROBES if name.startswith('plain') and not name.startswith(
-        ('plain_forward', 'plain_learning', 'plain_speed'))],
-    2: [name for name in probes.PROBES if name.startswith(('plain_forward', 'plain_learning', 'plain_speed'))],
-    3: [name for name in probes.PROBES if name.startswith('attention')],
-    4: [name for name in probes.PROBES if name.startswith('attentive') and not name.startswith(
-        ('attentive_forward', 'attentive_learning', 'attentive_speed'))],
-    5: [name for name in probes.PROBES if name.startswith(
-        ('attentive_forward', 'attentive_learning', 'attentive_speed'))],
-}
+EXPECTED = ROOT / 'tests' / 'expected.npz'
+TODOS = tuple(checking.rubric())
+STUBS = {1: [()], 2: [(), ('steps',)], 3: [()], 4: [(), ('attention',)], 5: [(), ('attention', 'steps')]}
+MADE_WITH = {nn.Linear: ('in_features', 'out_features'), nn.Embedding: ('num_embeddings', 'embedding_dim'),
+             nn.LSTMCell: ('input_size', 'hidden_size'), nn.BatchNorm1d: ('num_features',), nn.Dropout: ('p',)}
+LEFT_OUT = ('encoded_captions', 'decode_lengths', 'sort_ind', 'made on the CPU')  # judged from the inputs
 
 
 class WrongReference(Exception):
@@ -43,27 +38,29 @@ class WrongReference(Exception):
 
 
 def load(source, folder):
-    """A ``models.py`` from its source, as a module of its own."""
+    """A ``models.py`` from its source."""
     path = Path(folder) / 'models.py'
     path.write_text(source, encoding='utf-8')
-    module = types.ModuleType('models_under_test')
-    module.__file__ = str(path)
-    # no import: its cached bytecode is told apart by size and second only, and many sources may lie here in turn
-    exec(compile(source, path, 'exec'), module.__dict__)
-    return module
+    return protocol.load(path)
 
 
-def reference_results(models, inputs, names=None):
-    """probe -> mode -> result, for all ways in which a solution may be probed."""
-    found = {}
-    for name in names or probes.PROBES:
-        for stand_ins in (True, False):
-            result = probes.run(name, models, dataclasses.replace(inputs, stand_ins=stand_ins))
-            if 'error' in result:
-                raise WrongReference(f"the reference stops in the probe {name}: {result['error']}")
-            found.setdefault(name, {})[result.get('mode', '')] = {
-                key: value for key, value in result.items() if key not in ('seconds', 'yardstick')}
-    return found
+def layers_of(models, given):
+    """The layers of a ``models.py`` that is right.
+
+    :param given: ``inputs.Inputs``
+    :return: ``inputs.Layers``
+    """
+    made, shapes = {}, {}
+    for kind, name in inputs.CLASS.items():
+        module = protocol.make(models, name, given.sizes(kind), {}, ['attention'])
+        made[kind] = {}
+        for layer, part in module.named_children():
+            if isinstance(part, protocol.StubAttention):
+                made[kind][layer] = ['StubAttention', *map(len, part.sizes)]
+            else:
+                made[kind][layer] = [type(part).__name__, *(getattr(part, size) for size in MADE_WITH[type(part)])]
+        shapes[kind] = {key: list(shape) for key, shape in protocol.shapes(module).items() if shape}
+    return inputs.Layers(made, shapes)
 
 
 class Fresh:
@@ -72,89 +69,112 @@ class Fresh:
     :raises WrongReference: the reference stops
     """
 
-    def __init__(self, inputs, models):
-        self.inputs, self.results = inputs, reference_results(models, inputs)
+    def __init__(self, given, models):
+        self.inputs, self.layers, self.replies = given, layers_of(models, given), {}
+        self.models = models
+        for todo in TODOS:
+            for name in inputs.OF_TODO[todo]:
+                for stubs in STUBS[todo]:
+                    reply = protocol.answer(inputs.build(name, given, self.layers, stubs), models)
+                    if reply['errors']:
+                        raise WrongReference(f"the reference stops in {name}: {reply['errors']}")
+                    self.replies[name, stubs] = checking.by_caption(reply)
 
-    def expected(self, probe, mode):
-        return self.results[probe][mode]
+    def expected(self, name, stubs):
+        return {array: (numbers.shape, numbers) for array, numbers in self.replies[name, stubs]['arrays'].items()
+                if not array.startswith(LEFT_OUT)}
 
-    def mistakes(self, probe, result):
+    def mistakes(self, name, stubs, reply, slow=False):
         return []
 
     def wrong(self):
-        """What the reference's own checks say of it, with stand-ins for its other parts and without: sentences."""
-        found = []
-        for mode in ('stand-in', 'own'):
-            results = {probe: {**modes.get(mode, modes.get('', {})), **STEADY} for probe, modes in self.results.items()}
-            found += [verdict.message for todo in TODOS for verdict in judge(todo, results.get, self, self.inputs)
-                      if verdict.outcome != 'passed']
-        return found
-
-
-def rounded(value):
-    if isinstance(value, float):
-        return float(f'{value:.10g}')
-    if isinstance(value, list):
-        return [rounded(v) for v in value]
-    return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+        """What the checks say of the reference itself: sentences."""
+        subject = checking.in_this_process(self.models, self, self.inputs)
+        return [verdict.message for todo in TODOS for verdict in checking.judge(todo, subject)
+                if verdict.outcome != 'passed']
 
 
 def expected():
-    """The content of the file.
+    """The content of the file: an index that JSON can hold, and all numbers.
 
     :raises WrongReference: the reference stops, or fails a check of a TODO
     :raises ValueError: a mistake of the library does not fit the reference any more
     """
+    given = inputs.Inputs()
     with tempfile.TemporaryDirectory() as folder:
-        fresh = Fresh(probes.Inputs(), load(REFERENCE.read_text(encoding='utf-8'), folder))
+        fresh = Fresh(given, load(REFERENCE.read_text(encoding='utf-8'), folder))
         if wrong := fresh.wrong():
             raise WrongReference(f'the reference fails its own checks: {wrong[0]}')
-        reference, known = fresh.results, {}
+        index, numbers, size = {}, [], 0
+        for name, stubs in fresh.replies:
+            entries = index[checking.key(name, stubs)] = []
+            if name.endswith('_half'):  # random
+                continue
+            first = inputs.build(name, given, fresh.layers, stubs)['calls'][:1]
+            whole = [output for call in first for output in call['outputs']] if 'speed' not in name else []
+            for array, (shape, values) in fresh.expected(name, stubs).items():
+                if 'speed' in name and len(entries) >= 4:
+                    continue
+                values = values if array in whole else checking.brief(values)
+                entries.append([array, list(shape), size, values.size])
+                numbers.append(values.ravel())
+                size += values.size
+        right = {request: checking.signature(request[0], reply) for request, reply in fresh.replies.items()}
+        known = {checking.key(*request): {} for request in right}
         for mistake in tqdm(mistakes(), desc='mistakes', unit='mistake', leave=False):
-            models = load(mistake.source(), folder)
-            for name in OF_TODO[mistake.todo]:
-                result = probes.run(name, models)
-                right = [checking.signature({**r, **STEADY} if 'seconds' in result else r)
-                         for r in reference[name].values()]
-                found = checking.signature(result)
-                if not any(checking.same_signature(found, r) for r in right):
-                    known.setdefault(name, {})[mistake.about] = found
-    return {
-        'expected': {name: {mode: rounded(checking.to_json(result)) for mode, result in modes.items()}
-                     for name, modes in reference.items()},
-        'mistakes': known}
+            subject = checking.in_this_process(load(mistake.source(), folder), fresh, given)
+            own = {(name, stubs): checking.signature(name, subject.reply(name, stubs))
+                   for name in inputs.OF_TODO[mistake.todo] for stubs in STUBS[mistake.todo]}
+            wrong = {request: found for request, found in own.items()
+                     if not checking.same_signature(found, right[request])}
+            if not wrong:  # its numbers are right: it must be slow
+                name = inputs.OF_TODO[mistake.todo][-1]
+                wrong = {(name, ()): checking.signature(name, subject.reply(name, ()), slow=True)}
+            for request, found in wrong.items():
+                known[checking.key(*request)][mistake.about] = found
+    layers = {'made': fresh.layers.made, 'shapes': fresh.layers.shapes}
+    return {'layers': layers, 'expected': index, 'mistakes': known}, np.concatenate(numbers).astype(np.float32)
+
+
+def as_file(index, numbers):
+    """The bytes of ``expected.npz``."""
+    file = io.BytesIO()
+    np.savez_compressed(file, index=np.array(json.dumps(index, separators=(',', ':'))), numbers=numbers)
+    return file.getvalue()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--check', action='store_true', help='only say whether tests/expected.json is up to date')
-    content = json.dumps(expected())
+    parser.add_argument('--check', action='store_true', help='only say whether tests/expected.npz is up to date')
+    index, numbers = expected()
     if parser.parse_args().check:
-        differ = list(differences(json.loads(content), json.loads(EXPECTED.read_text())))
+        with np.load(EXPECTED) as file:
+            kept = json.loads(str(file['index'])), file['numbers']
+        differ = list(differences((json.loads(json.dumps(index)), numbers), kept))
         print('\n'.join(differ[:20]))
         if differ:
-            sys.exit('tests/expected.json is not what the reference gives: run python -m instructor.expected')
+            sys.exit('tests/expected.npz is not what the reference gives: run python -m instructor.expected')
     else:
         with atomic_path(EXPECTED) as temporary:
-            temporary.write_text(content)
+            temporary.write_bytes(as_file(index, numbers))
 
 
-def differences(one, other, where=''):
-    """Where two sets of values differ by more than rounding, which is another on other machines: lines of text."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in one.keys() | other.keys():
-            if key in one and key in other:
-                yield from differences(one[key], other[key], f'{where}/{key}')
-            else:
-                yield f'{where}/{key}: only in one of them'
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for i, pair in enumerate(zip(one, other, strict=True)):
-            yield from differences(*pair, f'{where}/{i}')
-    elif isinstance(one, float) and isinstance(other, float):
-        if not abs(one - other) <= 1e-4 * (1 + abs(one)):
-            yield f'{where}: {one} and {other}'
-    elif one != other:
-        yield f'{where}: {one} and {other}'
+def differences(one, other):
+    """Where two files differ by more than rounding, which is another on other machines: lines of text."""
+    (index, numbers), (kept, kept_numbers) = one, other
+    for part in ('layers', 'expected'):
+        if index[part] != kept[part]:
+            yield f'{part}: not the same names and sizes'
+    if numbers.shape != kept_numbers.shape or not np.allclose(numbers, kept_numbers, rtol=1e-4, atol=1e-4):
+        yield 'expected: other numbers'
+    mistakes, kept = index['mistakes'], kept['mistakes']
+    for name in mistakes.keys() | kept.keys():
+        for about in mistakes.get(name, {}).keys() | kept.get(name, {}).keys():
+            found = [known.get(name, {}).get(about) for known in (mistakes, kept)]
+            if None in found:
+                yield f'mistakes/{name}/{about}: only in one of them'
+            elif not checking.same_signature(*found):
+                yield f'mistakes/{name}/{about}: {found[0]} and {found[1]}'
 
 
 if __name__ == '__main__':

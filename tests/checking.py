@@ -1,22 +1,34 @@
-"""From what a probe found to a verdict: equal to what must come out, or one sentence that says what is wrong.
+"""From numbers to a verdict: equal to what must come out, or one sentence that says what is wrong.
 
-The judgement needs no code of the student: it compares arrays. The grader uses it as it is, on arrays that
-were computed elsewhere.
+No code of a student runs here, but for what ``ask`` does: it hands a request to a ``models.py`` and brings back arrays
+(``protocol.py``). The students' tests and the grader share this judge.
 """
 
 import functools
+import importlib
+import inspect
 import json
 import re
+import sys
+import time
 import tomllib
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+from inputs import Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
-TOLERANCE = 1e-6  # relative and absolute, in double precision
-SINGLE = 1e-4     # in single precision
-SLOWEST = 5       # times the yardstick of the speed probes; right solutions take 1 to 2
+TOLERANCE = 1e-4  # of an array's largest number; single precision errs by less than a tenth of it
+OF_GRADIENTS = 1e-3
+SLOWEST = {'plain': 5, 'attention': 5, 'attentive': 5}  # times the yardstick
+STEPS = {'plain': 8 * 21, 'attention': 300, 'attentive': 6 * 21 * 2}  # of the yardstick for the requests for speed
+# TODO -> what stands in for earlier ones, those, and a request that tells whether it does without them
+EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'attentive_step'),
+           5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
+NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
 
 @functools.cache
@@ -29,100 +41,157 @@ def rubric():
     return {int(key.removeprefix('todo')): value for key, value in rubric_file().items() if key.startswith('todo')}
 
 
-def to_json(result):
-    """What a probe returned, as JSON can hold it."""
-    return {name: {'array': value.tolist(), 'shape': list(value.shape)} if isinstance(value, np.ndarray) else value
-            for name, value in result.items()}
+# --- What must come out ---
 
 
-def from_json(result):
-    return {name: np.array(value['array']).reshape(value['shape']) if isinstance(value, dict) else value
-            for name, value in result.items()}
+def brief(array):
+    """A large array in a few numbers: mixtures along its last dimensions."""
+    if array.size <= 64:
+        return array
+    while array.size > 64 and array.ndim > 1:
+        array = array @ wave(array.shape[-1], shift=0.5)
+    return array.ravel()
 
 
-def signature(result):
-    """A result in a few numbers, by which a known mistake is recognised: name -> [shape, mixtures] or value."""
-    found = {}
-    for name, value in result.items():
-        if name in ('line', 'code', 'seconds', 'yardstick', 'last loss'):  # what differs from machine to machine
-            continue
-        if name == 'wrong captions':  # how many hangs on rounding
-            value = value > 0
-        if name == 'error':  # its kind, names and numbers: versions of torch word the rest differently
-            details = re.findall('inplace', value) or re.findall(r"'[^']*'|\d+", value)
-            value = [value.partition(':')[0], *details]
-        elif isinstance(value, np.ndarray):
-            flat = np.nan_to_num(value.astype(float).ravel(), nan=1e9, posinf=1e9, neginf=-1e9)
-            i = np.arange(1, flat.size + 1)
-            value = [list(value.shape), *(float(f'{number:.6g}') for number in (
-                flat @ np.sin(i), flat @ np.cos(0.7 * i), np.abs(flat).sum()))]
-        found[name] = value
-    if 'seconds' in result:
-        found['slow'] = result['seconds'] > SLOWEST * result['yardstick']
-    return found
+def dropped(reply, call):
+    """By what h was multiplied before fc, where fc passes it on as it is: (n, decoder_dim)"""
+    h, scores = reply['arrays'][f'h{call}'], reply['arrays'][f'predictions{call}']
+    return scores[:, :h.shape[1]] / h
+
+
+def signature(name, reply, slow=False):
+    """A reply in a few numbers, by which a known mistake is recognised: a hash of names, shapes and errors; two
+    mixtures of all entries; their size.
+
+    :param slow: whether it took too long
+    """
+    one = other = size = 0.0
+    words, arrays = ['slow'] * slow, reply['arrays']
+    if name.endswith('_half') and not reply['errors']:  # random, but for the factors
+        arrays = {'factors': np.unique(dropped(reply, '').round(2) + 0.0)}
+    for name, array in sorted(arrays.items()):
+        words += [name, str(array.shape), array.dtype.name]
+        flat = np.nan_to_num(array.ravel().astype(float), nan=1e9, posinf=1e9, neginf=-1e9)
+        i = np.arange(1, flat.size + 1) + zlib.crc32(name.encode()) % 100
+        one, other, size = one + flat @ np.sin(i), other + flat @ np.cos(0.7 * i), size + np.abs(flat).sum()
+    for name, error in sorted(reply['errors'].items()):  # versions of torch word them differently
+        kind, _, text = error['error'].partition(':')
+        words += [name, kind, *(re.findall('inplace', text) or re.findall(r"'[^']*'|\d+", text))]
+    return [zlib.crc32(repr(words).encode()), *(float(f'{number:.6g}') for number in (one, other, size))]
 
 
 def same_signature(one, other):
-    def close(a, b):
-        if isinstance(a, list) and isinstance(b, list):
-            return len(a) == len(b) and all(map(close, a, b))
-        if isinstance(a, float) and isinstance(b, float):
-            return abs(a - b) <= 2e-5 * (1 + abs(a))
-        return a == b
-    return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
+    return one[0] == other[0] and all(abs(a - b) <= 2e-5 * (one[3] + 1) for a, b in zip(one, other, strict=True))
 
 
-def same_values(found, expected, tolerance=TOLERANCE):
-    """Arrays of equal shape and, within the tolerance, equal numbers."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    far = found.shape != expected.shape or np.abs(found - expected) > tolerance * (1 + np.abs(expected))
-    return not np.any(far)
+def key(name, stubs):
+    """Of a request, in the stored file."""
+    return ' '.join([name, *stubs])
 
 
 class Stored:
-    """What must come out and what known mistakes give, for the fixed inputs; from ``expected.json``."""
+    """What must come out for the public inputs, and what known mistakes give; from ``expected.npz``."""
 
-    @functools.cached_property
-    def content(self):
-        return json.loads((HERE / 'expected.json').read_text(encoding='utf-8'))
+    def __init__(self, path=HERE / 'expected.npz'):
+        with np.load(path) as file:
+            self.index, self.numbers = json.loads(str(file['index'])), file['numbers']
+        self.layers = Layers(self.index['layers']['made'], self.index['layers']['shapes'])
 
-    def expected(self, probe, mode):
-        return from_json(self.content['expected'][probe][mode])
+    def expected(self, name, stubs):
+        """:return: name of an array -> (its shape, what ``brief`` makes of it or all of it)"""
+        found = {}
+        for array, shape, start, size in self.index['expected'][key(name, stubs)]:
+            numbers = self.numbers[start:start + size]
+            found[array] = tuple(shape), numbers.reshape(shape) if size == np.prod(shape, dtype=int) else numbers
+        return found
 
-    def mistakes(self, probe, result):
-        """What is known of a wrong result: sentences."""
-        found = signature(result)
-        return [mistake for mistake, known in self.content['mistakes'].get(probe, {}).items()
-                if same_signature(found, known)]
+    def mistakes(self, name, stubs, reply, slow=False):
+        """What is known of a wrong reply: sentences."""
+        own, all_known = signature(name, reply, slow), self.index['mistakes'][key(name, stubs)]
+        return [mistake for mistake, known in all_known.items() if same_signature(own, known)]
+
+
+# --- A models.py that is asked ---
+
+
+class Subject:
+    """A ``models.py``: what it gives, and what must come out.
+
+    :param ask: function request -> reply
+    :param stored: :class:`Stored`, or another with ``layers``, ``expected`` and ``mistakes``
+    :param inputs: :class:`Inputs`
+    :param slowness: function (request, steps of the yardstick) -> how many times as long it takes
+    """
+
+    def __init__(self, ask, stored, inputs, slowness):
+        self.ask, self.stored, self.inputs, self.measure = ask, stored, inputs, slowness
+        self.reply, self.right = functools.cache(self.reply), functools.cache(self.right)
+        self.slowness = functools.cache(self.slowness)
+
+    def request(self, name, stubs):
+        return build(name, self.inputs, self.stored.layers, stubs)
+
+    def reply(self, name, stubs):
+        return by_caption(self.ask(self.request(name, stubs)))
+
+    def slowness(self, name, stubs):
+        return self.measure(self.request(name, stubs), STEPS[name.partition('_')[0]])
+
+    def right(self, todo):
+        return all(verdict.outcome == 'passed' for verdict in judge(todo, self, NOT_COUNTED))
+
+    def stubs(self, todo):
+        """What is put in the place of earlier TODOs: nothing if they are right, or if this one does without them."""
+        stubs, earlier, main = EARLIER.get(todo, ((), (), ''))
+        if all(map(self.right, earlier)) or self.works(main, ()) and not self.works(main, stubs):
+            return ()
+        return stubs
+
+    def works(self, name, stubs):
+        """Whether the first call of a request gives the right predictions."""
+        _, expected = self.stored.expected(name, stubs)['predictions']
+        return same(self.reply(name, stubs)['arrays'].get('predictions'), expected)
+
+
+def by_caption(reply):
+    """What ``forward`` gave, in the order of the batch: captions of equal length may be sorted in any order."""
+    arrays = dict(reply['arrays'])
+    for name, order in arrays.items():
+        if name.startswith('sort_ind') and sorted(order.flatten().tolist()) == list(range(order.size)):
+            for rows in (name.replace('sort_ind', 'predictions'), name.replace('sort_ind', 'alphas')):
+                if rows in arrays and len(arrays[rows]) == order.size:
+                    arrays[rows] = arrays[rows][order.flatten().astype(int).argsort()]
+    return {**reply, 'arrays': arrays}
+
+
+def same(own, expected, tolerance=TOLERANCE):
+    """Equal in shape and, within the tolerance, in numbers."""
+    return own is not None and own.shape == expected.shape and np.isfinite(own).all() and bool(
+        np.all(np.abs(own - expected) <= tolerance * np.abs(expected).max(initial=1e-3)))
 
 
 class Lab:
-    """The checks' view of one TODO.
+    """The checks' view of one TODO of a ``models.py``."""
 
-    :param todo: its number
-    :param run: function probe name -> result
-    :param stored: :class:`Stored`, or the like
-    :param inputs: what the probes were given
-    """
+    def __init__(self, todo, subject):
+        self.todo, self.subject, self.inputs = todo, subject, subject.inputs
 
-    def __init__(self, todo, run, stored, inputs):
-        self.todo, self.run, self.stored, self.inputs = todo, run, stored, inputs
+    def __call__(self, name, method, stubs=None):
+        """Ask; stop here if the TODO is open, or if the first call ends in an error.
 
-    def __call__(self, probe, method):
-        """Run a probe; its result, or a stop: not done yet, or an error in ``models.py``.
-
-        :param method: the method that the probe calls, for messages
+        :param name: of the request, see ``inputs.py``
+        :param method: the method that it calls, for messages
+        :param stubs: in the place of earlier TODOs; None: where those are open or wrong
         """
-        result = self.run(probe)
-        if 'todo' in result:
-            pytest.skip(f"not done yet: {result['todo']}")
-        found = Found(self, probe, method, result)
-        if 'error' in result:
-            line = f" (models.py, line {result['line']}: {result.get('code', '')})" if result['line'] else ''
-            found.wrong('that it runs', f"it stops with {result['error']}{line}{self.sizes_in(result['error'])}",
-                        'look at that line' if line else 'see the message')
+        stubs = self.subject.stubs(self.todo) if stubs is None else stubs
+        found = Found(self, name, method, stubs)
+        for error in found.errors.values():
+            if 'todo' in error:
+                pytest.skip(f"not done yet: {error['todo']}")
+        for call in ('all', ''):
+            if call in found.errors:
+                found.stopped(found.errors[call])
         return found
-
 
     def sizes_in(self, text):
         """What the sizes in an error message stand for: each dimension has a size of its own."""
@@ -138,50 +207,163 @@ class Lab:
 
 
 class Found:
-    """What a probe found, beside what was expected."""
+    """What came back, beside what must come out."""
 
-    def __init__(self, lab, probe, method, values):
-        self.lab, self.probe, self.method, self.values = lab, probe, method, values
-        self.inputs = lab.inputs
+    def __init__(self, lab, name, method, stubs):
+        self.lab, self.name, self.method, self.stubs, self.inputs = lab, name, method, stubs, lab.inputs
+        self.reply = lab.subject.reply(name, stubs)
+        self.errors = self.reply['errors']
 
     @functools.cached_property
     def expected(self):
-        return self.lab.stored.expected(self.probe, self.values.get('mode', ''))
+        return self.lab.subject.stored.expected(self.name, self.stubs)
+
+    @functools.cached_property
+    def slowness(self):
+        return self.lab.subject.slowness(self.name, self.stubs)
 
     def __getitem__(self, name):
-        return self.values[name]
+        if name not in self.reply['arrays']:
+            calls = sorted((call for call in self.errors if name.endswith(call)), key=len) or list(self.errors)
+            if calls:
+                self.stopped(self.errors[calls[-1]])
+            self.wrong(name, 'it is not there', '')
+        array = self.reply['arrays'][name]
+        self.require(np.isfinite(array).all(), f'{name} to hold numbers', 'it holds nan or inf',
+                     'a division by zero, or a softmax over numbers that are too large')
+        return array
 
-    def wrong(self, expected, came, cause):
+    def stopped(self, error):
+        line = f" (models.py, line {error['line']}: {error.get('code', '')})" if error.get('line') else ''
+        self.wrong('that it runs', f"it stops with {error['error']}{line}{self.lab.sizes_in(error['error'])}",
+                   'look at that line' if line else '')
+
+    def wrong(self, expected, came, cause, slow=False):
         """Fail, with everything in the first line."""
-        known = self.lab.stored.mistakes(self.probe, self.values)
+        known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply, slow)
         if known:  # the same error can come from elsewhere, the same numbers hardly
-            cause = ('Likely cause: ' if 'error' in self.values else 'Known mistake: ') + '; or: '.join(known)
-        else:
+            cause = ('Likely cause: ' if self.errors else 'Known mistake: ') + '; or: '.join(known)
+        elif cause:
             cause = f'Likely cause: {cause}'
-        pytest.fail(f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}. {cause}.', pytrace=False)
+        text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.' + (f' {cause}.' if cause else '')
+        pytest.fail(text, pytrace=False)
 
     def require(self, true, expected, came, cause):
         if not true:
             self.wrong(expected, came, cause)
 
-    def same(self, *names, shape='', cause='compare your code with the steps of the TODO', tolerance=TOLERANCE):
-        """The values under these names are what was expected.
+    def same(self, *names, shape='', cause=''):
+        """The arrays of these names are what was expected.
 
         :param shape: names of the dimensions, for the message
         :param cause: the likely cause if not
         """
-        print(f"{self.probe}: {', '.join(names)} within {tolerance:g} of the expected, relative and absolute")
         for name in names:
-            self.require(name in self.values, name, 'it was not found', cause)
-            found, expected = np.asarray(self.values[name]), np.asarray(self.expected[name])
-            what = f'{name} of shape {expected.shape}' + (f' = ({shape})' if shape else '')
-            self.require(found.shape == expected.shape, what, f'it has shape {found.shape}',
+            array, (size, expected) = self[name], self.expected[name]
+            what = f'{name} of shape {size}' + (f' = ({shape})' if shape else '')
+            self.require(array.shape == size, what, f'it has shape {array.shape}',
                          'a dimension too many, too few or in another place')
-            self.require(np.isfinite(found).all(), f'{name} to hold numbers', 'it holds nan or inf',
-                         'a division by zero, or a softmax over numbers that are too large')
-            far = np.abs(found - expected) - tolerance * (1 + np.abs(expected))
+            self.require(array.dtype != np.float64, f'{name} in single precision, as encoder_out is',
+                         'it is in double precision', 'make the tensors that you fill with the dtype of encoder_out')
+            array = array if array.shape == expected.shape else brief(array)
+            tolerance = OF_GRADIENTS if name.startswith('gradient') else TOLERANCE
+            far = np.abs(array - expected) - tolerance * self.scale(name)
             if far.size and far.max() > 0:
                 place = np.unravel_index(far.argmax(), far.shape)
                 index = f"[{', '.join(map(str, place))}]" if place else ''
-                self.wrong(f'{name}{index} = {expected[place]:.6g} (tolerance {tolerance:g})',
-                           f'it is {found[place]:.6g}; {(far > 0).mean():.0%} of its entries differ', cause)
+                mixed = ', mixed over the other dimensions,' if array.shape != size else ''
+                self.wrong(f'{name}{index}{mixed} = {expected[place]:.5g} (tolerance '
+                           f'{tolerance * self.scale(name):.1g})',
+                           f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ', cause)
+
+    def scale(self, name):
+        """What the tolerance is relative to: the largest number of an array; of a gradient that is zero in theory, such
+        as that of a bias which softmax takes out again, a share of the largest gradient."""
+        largest = np.abs(self.expected[name][1]).max(initial=1e-3)
+        if name.startswith('gradient'):
+            largest = max(largest, 0.01 * max(np.abs(numbers).max(initial=0) for other, (_, numbers)
+                                              in self.expected.items() if other.startswith('gradient')))
+        return largest
+
+
+# --- The checks as a function ---
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """
+    :ivar outcome: 'passed', 'failed' or 'open' (the TODO is not done yet)
+    :ivar message: what is wrong; empty if nothing
+    :ivar points: given; ``possible``: could be had
+    """
+
+    todo: int
+    test: str
+    outcome: str
+    message: str
+    points: float
+    possible: float
+
+
+def checks(todo):
+    """The test functions of a TODO, in the order of their file."""
+    if str(HERE) not in sys.path:
+        sys.path.insert(0, str(HERE))
+    module = importlib.import_module(f'test_todo{todo}')
+    found = [(name, function) for name, function in vars(module).items()
+             if name.startswith('test_') and inspect.isfunction(function) and function.__module__ == module.__name__]
+    return sorted(found, key=lambda pair: pair[1].__code__.co_firstlineno)
+
+
+def judge(todo, subject, skip=()):
+    """
+    :param subject: :class:`Subject`
+    :param skip: names of checks to leave out
+    :return: list of :class:`Verdict`
+    """
+    verdicts = []
+    for name, check in checks(todo):
+        if name in skip:
+            continue
+        outcome, message = 'passed', ''
+        try:
+            check(Lab(todo, subject))
+        except pytest.fail.Exception as error:
+            outcome, message = 'failed', error.msg
+        except pytest.skip.Exception as error:
+            outcome, message = 'open', error.msg
+        except Exception as error:  # arrays that no honest run gives
+            outcome, message = 'failed', f'TODO {todo}: the numbers make no sense ({type(error).__name__}: {error})'
+        possible = rubric()[todo]['points'][name]
+        verdicts.append(Verdict(todo, name, outcome, message, possible if outcome == 'passed' else 0, possible))
+    return verdicts
+
+
+# --- In this process ---
+
+
+def in_this_process(models, stored=None, inputs=None):
+    """:class:`Subject` for a loaded ``models.py``, or for the exception that loading it ended in."""
+    import protocol  # torch takes seconds
+
+    def ask(request):
+        if isinstance(models, Exception):
+            return {'arrays': {}, 'errors': {'all': protocol.describe(models)}}
+        protocol.torch.set_num_threads(1)
+        return protocol.answer(request, models)
+
+    def slowness(request, steps):
+        return fastest(lambda: ask(request)) / fastest(lambda: protocol.yardstick(steps))
+
+    return Subject(ask, stored or Stored(), inputs or Inputs(), slowness)
+
+
+def fastest(function, times=4):
+    """Seconds of the fastest of some runs; of this thread alone, so that others on a busy machine do not count."""
+    taken = []
+    for _ in range(times):
+        start = time.thread_time()
+        function()
+        taken.append(time.thread_time() - start)
+    return min(taken)
+

@@ -1,32 +1,30 @@
-"""What the checks of the TODOs share: running the probes on ``models.py``, and the table at the end."""
+"""What the checks of the TODOs share: asking ``models.py``, and the table at the end."""
 
-import functools
 import re
+from pathlib import Path
 
 import pytest
-from checking import Lab, Stored, rubric
+from checking import Lab, in_this_process, rubric
 
 RESULTS, OPEN = pytest.StashKey(), pytest.StashKey()
 
 
 @pytest.fixture(scope='session')
-def bench():
-    """How probes are run, what must come out, and on which inputs: on ``models.py``, in this process."""
-    import probes
+def subject():
+    """``models.py``, to be asked in this process."""
+    from protocol import load
 
-    inputs = probes.Inputs()
     try:
-        import models
+        models = load(Path(__file__).parents[1] / 'models.py')
     except Exception as error:  # a syntax error, say: every check reports it
-        broken = probes.describe(error, None)
-        return lambda probe: broken, Stored(), inputs
-    return functools.cache(lambda probe: probes.run(probe, models, inputs)), Stored(), inputs
+        models = error
+    return in_this_process(models)
 
 
 @pytest.fixture
-def lab(request, bench):
+def lab(request, subject):
     """The checks' view of the TODO that the test file is named after."""
-    return Lab(todo_of(request.node), *bench)
+    return Lab(todo_of(request.node), subject)
 
 
 def todo_of(item):

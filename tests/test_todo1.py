@@ -1,38 +1,47 @@
 """TODO 1: the layers of ``DecoderWithRNN``, reading the picture, one step."""
 
-from layer_checks import check_dropout, check_gradients, check_layers
+from checks import check_dropout, check_gradients, check_layers
+
+START, STEP = 'DecoderWithRNN.init_hidden_state', 'DecoderWithRNN.one_step'
 
 
 def test_layers(lab):
-    check_layers(lab('plain_layers', 'DecoderWithRNN.__init__'), 'plain')
+    check_layers(lab, 'plain')
 
 
 def test_first_state_reads_the_picture(lab):
     """x_{-1} = bn(init(mean pixel)); one LSTM step on it from zero states."""
-    found = lab('plain_start', 'DecoderWithRNN.init_hidden_state')
+    found = lab('plain_start', START)
     found.same('h', 'c', shape='batch_size, decoder_dim',
                cause='mean over the pixels (dim 1), then init, then bn, then decode_step without states')
+    found.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
+               cause='the result of a picture must not depend on how many there are, or how many cells they have')
+    found.same('h once more', 'c once more', cause='a call leaves something behind that the next one meets')
     found.same('h in training', 'c in training', shape='batch_size, decoder_dim',
                cause='self.bn comes after self.init and normalises over the batch; dropout comes later, before fc')
 
 
 def test_batch_norm_learns_its_statistics(lab):
-    found = lab('plain_start', 'DecoderWithRNN.init_hidden_state')
-    found.same('running mean of bn after it', shape='embed_dim',
+    """In training each call moves the running statistics a little, which eval() then takes."""
+    found = lab('plain_start', START)
+    found.same('h after training', 'c after training', 'h in training once more',
                cause='self.bn must see init(mean pixel), once per call')
 
 
 def test_one_step(lab):
     """h, c = LSTM(word, (h, c)); scores = fc(h)."""
-    found = lab('plain_step', 'DecoderWithRNN.one_step')
+    found = lab('plain_step', STEP)
     found.same('h', 'c', shape='batch_size, decoder_dim', cause='decode_step(embeddings, (h, c)) returns h, c')
     found.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
+    for call in (' once more', ' of one caption', ' in training'):
+        found.same(f'predictions{call}', f'h{call}', f'c{call}',
+                   cause='the result must not depend on calls before, on other captions or on the mode')
 
 
 def test_dropout(lab):
-    check_dropout(lab('plain_dropout', 'DecoderWithRNN.one_step'))
+    check_dropout(lab, 'plain')
 
 
 def test_gradients(lab):
-    check_gradients(lab('plain_step_gradient', 'DecoderWithRNN.one_step'))
-    check_gradients(lab('plain_start_gradient', 'DecoderWithRNN.init_hidden_state'))
+    check_gradients(lab('plain_step', STEP))
+    check_gradients(lab('plain_start', START))

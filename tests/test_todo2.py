@@ -1,7 +1,6 @@
 """TODO 2: ``DecoderWithRNN.forward``, a whole batch with teacher forcing."""
 
-import forward_checks as checks
-from speed_check import check_speed
+import checks
 
 KIND = 'plain'
 
@@ -22,17 +21,17 @@ def test_captions_do_not_touch_each_other(lab):
     checks.check_captions_do_not_touch_each_other(lab, KIND)
 
 
+def test_works_in_training_and_beam_search(lab):
+    checks.check_works_in_training_and_beam_search(lab, KIND)
+
+
 def test_gradients(lab):
-    checks.check_forward_gradients(lab, KIND)
+    checks.check_gradients(checks.ask(lab, KIND))
 
 
-def test_device_and_precision(lab):
-    checks.check_device_and_precision(lab, KIND)
-
-
-def test_learns_a_few_captions_by_heart(lab):
-    checks.check_learning(lab, KIND)
+def test_device(lab):
+    checks.check_device(lab, KIND)
 
 
 def test_speed(lab):
-    check_speed(checks.ask(lab, KIND, 'speed'))
+    checks.check_speed(checks.ask(lab, KIND, 'speed'))

@@ -1,7 +1,6 @@
 """TODO 5: ``DecoderWithAttention.forward``, a whole batch with teacher forcing."""
 
-import forward_checks as checks
-from speed_check import check_speed
+import checks
 
 KIND = 'attentive'
 
@@ -16,9 +15,8 @@ def test_predictions(lab):
 
 def test_alphas(lab):
     """The weights of every step that was taken, zero past a caption's end."""
-    found = checks.ask(lab, KIND)
-    found.same('alphas', shape='batch_size, max(decode_lengths), num_pixels',
-               cause='keep the alpha of one_step at [:n, t], beside the predictions')
+    checks.ask(lab, KIND).same('alphas', shape='batch_size, max(decode_lengths), num_pixels',
+                               cause='keep the alpha of one_step at [:n, t], beside the predictions')
 
 
 def test_no_later_word_is_seen(lab):
@@ -29,17 +27,17 @@ def test_captions_do_not_touch_each_other(lab):
     checks.check_captions_do_not_touch_each_other(lab, KIND)
 
 
+def test_works_in_training_and_beam_search(lab):
+    checks.check_works_in_training_and_beam_search(lab, KIND)
+
+
 def test_gradients(lab):
-    checks.check_forward_gradients(lab, KIND)
+    checks.check_gradients(checks.ask(lab, KIND))
 
 
-def test_device_and_precision(lab):
-    checks.check_device_and_precision(lab, KIND)
-
-
-def test_learns_a_few_captions_by_heart(lab):
-    checks.check_learning(lab, KIND)
+def test_device(lab):
+    checks.check_device(lab, KIND)
 
 
 def test_speed(lab):
-    check_speed(checks.ask(lab, KIND, 'speed'))
+    checks.check_speed(checks.ask(lab, KIND, 'speed'))

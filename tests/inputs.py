@@ -1,0 +1,302 @@
+"""What the checks ask a ``models.py``: inputs in closed form, and the requests of each TODO (see ``protocol.py``).
+
+All inputs are waves, the same in every version of torch. Each dimension has a size of its own, so that none can be
+taken for another.
+"""
+
+import dataclasses
+import math
+import zlib
+
+import numpy as np
+
+PAD, UNK, START, END = 0, -3, -2, -1  # the last three words of a vocabulary
+DROPOUT = 0.35
+CLASS = {'plain': 'DecoderWithRNN', 'attention': 'Attention', 'attentive': 'DecoderWithAttention'}
+STATE = ['h', 'c']
+STEP = {'plain': ['predictions', 'h', 'c'], 'attentive': ['predictions', 'alpha', 'h', 'c']}
+FORWARD = {'plain': ['predictions', 'encoded_captions', 'decode_lengths', 'sort_ind'],
+           'attentive': ['predictions', 'encoded_captions', 'decode_lengths', 'alphas', 'sort_ind']}
+BATCH = ['encoder_out', 'encoded_captions', 'caption_lengths']
+KIND_OF = {1: 'plain', 2: 'plain', 3: 'attention', 4: 'attentive', 5: 'attentive'}
+# which requests belong to a TODO. The shapes come first: no request tells a submission what it has not shown
+OF_TODO = {1: ['plain_shapes', 'plain_layers', 'plain_start', 'plain_step', 'plain_dropout', 'plain_half'],
+           2: ['plain_forward', 'plain_time', 'plain_speed'],
+           3: ['attention_shapes', 'attention_layers', 'attention_forward', 'attention_speed'],
+           4: ['attentive_shapes', 'attentive_layers', 'attentive_start', 'attentive_step', 'attentive_dropout',
+               'attentive_half'],
+           5: ['attentive_forward', 'attentive_time', 'attentive_speed']}
+
+
+def wave(*shape, shift=0.0):
+    """Numbers in -1 ... 1 without a pattern in rows or columns."""
+    i = np.arange(math.prod(shape), dtype=float)
+    return np.sin(0.37 * i ** 2 + shift).reshape(shape).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """Sizes, and a shift of all waves; the default is what the public checks use."""
+
+    batch: int = 5
+    height: int = 3
+    width: int = 4
+    encoder_dim: int = 7
+    embed_dim: int = 6
+    decoder_dim: int = 8
+    attention_dim: int = 9
+    vocab_size: int = 17
+    lengths: tuple = (4, 11, 2, 7, 11)  # <start> and <end> counted: the third caption has no words
+    columns: int = 14                   # of the padded captions
+    more_cells: tuple = (5, 6)          # height and width of another grid
+    shift: float = 0.0
+
+    @property
+    def num_pixels(self):
+        return self.height * self.width
+
+    def wave(self, *shape, shift=0.0):
+        return wave(*shape, shift=shift + self.shift)
+
+    def pictures(self, height=None, width=None):
+        """(batch, height, width, encoder_dim)"""
+        return 2 * self.wave(self.batch, height or self.height, width or self.width, self.encoder_dim, shift=0.3)
+
+    def pixels(self):
+        """(batch, num_pixels, encoder_dim)"""
+        return self.pictures().reshape(self.batch, self.num_pixels, self.encoder_dim)
+
+    def captions(self):
+        """(batch, columns) word indices, and (batch, 1) lengths."""
+        words, start, end = self.vocab_size - 4, self.vocab_size + START, self.vocab_size + END
+        rows = [[start, *((3 * i + (i + 2) * t) % words + 1 for t in range(length - 2)), end]
+                + [PAD] * (self.columns - length) for i, length in enumerate(self.lengths)]
+        return np.array(rows), np.array(self.lengths)[:, None]
+
+    def states(self):
+        """h and c, each (batch, decoder_dim)"""
+        size = self.batch, self.decoder_dim
+        return {'h': self.wave(*size, shift=1.1), 'c': 2 * self.wave(*size, shift=1.2)}
+
+    def weights(self, shapes, scale=0.6):
+        """Name -> array for each name -> shape: another wave for each name."""
+        found = {name: scale * self.wave(*shape, shift=zlib.crc32(name.encode()) % 1000)
+                 for name, shape in shapes.items()}
+        return {name: array / scale + 1.5 if name.endswith('running_var') else array for name, array in found.items()}
+
+    def sizes(self, kind, dropout=0.0):
+        """What a class is made with."""
+        names = {'plain': ['embed_dim', 'decoder_dim', 'vocab_size', 'encoder_dim'],
+                 'attention': ['encoder_dim', 'decoder_dim', 'attention_dim'],
+                 'attentive': ['attention_dim', 'embed_dim', 'decoder_dim', 'vocab_size', 'encoder_dim']}[kind]
+        sizes = {name: getattr(self, name) for name in names}
+        return sizes if kind == 'attention' else {**sizes, 'dropout': dropout}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The layers of the reference for some inputs; the students' copy of the numbers is in ``expected.npz``.
+
+    :ivar made: kind -> name -> [class, sizes]
+    :ivar shapes: kind -> name of a parameter or statistic -> shape
+    """
+
+    made: dict
+    shapes: dict
+
+    def of(self, kind, own_attention):
+        """For a request: layers, shapes of all weights."""
+        made, shapes = dict(self.made[kind]), dict(self.shapes[kind])
+        if kind == 'attentive':
+            made['attention'] = ['Attention' if own_attention else 'StubAttention', *made['attention'][1:]]
+            if own_attention:
+                shapes |= {f'attention.{name}': shape for name, shape in self.shapes['attention'].items()}
+        return made, shapes
+
+
+# --- The requests ---
+
+
+def build(name, inputs, layers, stubs=()):
+    """A request, as ``protocol.answer`` carries it out.
+
+    :param name: such as 'plain_step'
+    :param layers: :class:`Layers`
+    :param stubs: of 'attention' and 'steps': what is not this TODO's own and not right
+    """
+    kind, _, what = name.partition('_')
+    own_attention = 'attention' not in stubs and what not in ('shapes', 'layers')  # inside a decoder it is TODO 3's
+    made, shapes = layers.of(kind, own_attention)
+    ask = ask_attention if name == 'attention_forward' else REQUESTS[what]
+    tensors, calls, *dropout = ask(inputs, kind, made)
+    dropout = dropout[0] if dropout else 0.0
+    made = {layer: ['Dropout', dropout] if of == 'Dropout' else [of, *sizes] for layer, (of, *sizes) in made.items()}
+    request = {'make': CLASS[kind], 'sizes': inputs.sizes(kind, dropout), 'stubs': list(stubs), 'tensors': tensors,
+               'calls': calls}
+    if what in ('shapes', 'layers'):  # on what is there, nothing is put in
+        return {**request, 'stubs': ['attention'], 'weights': inputs.weights(shapes)}
+    return {**request, 'layers': made, 'weights': inputs.weights(shapes)}
+
+
+def call(name, method, args, outputs, **options):
+    return {'name': name, 'method': method, 'args': args, 'outputs': outputs, **options}
+
+
+def ask_shapes(inputs, kind, made):
+    return {}, [], DROPOUT
+
+
+def ask_layers(inputs, kind, made):
+    """Each layer by itself."""
+    tensors, calls = dict(inputs.states()), []
+    for name, (of, *sizes) in made.items():
+        tensors[f'into {name}'] = {
+            'Embedding': np.arange(inputs.batch) * 3 % inputs.vocab_size,
+            'Dropout': np.ones((40, 50), dtype=np.float32)}.get(of)
+        if tensors[f'into {name}'] is None:
+            tensors[f'into {name}'] = inputs.wave(inputs.batch, sizes[0])
+        args, outputs = [f'into {name}'], [name]
+        if of == 'LSTMCell':
+            args, outputs = [f'into {name}', STATE], [f'h of {name}', f'c of {name}']
+        if of == 'StubAttention':
+            tensors[f'into {name}'] = inputs.pixels()
+            args, outputs = [f'into {name}', 'h'], [f'z of {name}', f'alpha of {name}']
+            calls.append(call(' of each pixel', f'{name}.encoder_att', args[:1], [name]))
+        calls.append(call('', name, args, outputs, mode='train' if of == 'Dropout' else 'eval'))
+    return tensors, calls, DROPOUT
+
+
+def ask_start(inputs, kind, made):
+    """Dropout would drop everything: there must be none here."""
+    tensors = {'encoder_out': inputs.pixels(), 'one picture': inputs.pixels()[:1],
+               'more cells': inputs.pictures(*inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
+    start = ('init_hidden_state', ['encoder_out'], STATE)
+    return tensors, [
+        call('', *start, mode='eval'), call(' once more', *start),
+        call(' of one picture', 'init_hidden_state', ['one picture'], STATE),
+        call(' with more cells', 'init_hidden_state', ['more cells'], STATE),
+        call(' (eval)', *start, gradient=True), call(' (training)', *start, mode='train', gradient=True),
+        call(' in training', *start), call(' in training once more', *start),
+        call(' after training', *start, mode='eval')], 1.0
+
+
+def ask_step(inputs, kind, made):
+    attends = kind == 'attentive'
+    names = ['embeddings', *['encoder_out'] * attends, *STATE]
+    tensors = {'embeddings': inputs.wave(inputs.batch, inputs.embed_dim, shift=1.3), **inputs.states()}
+    if attends:
+        tensors |= {'encoder_out': inputs.pixels(), 'encoder_out with more cells': inputs.pictures(
+            *inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
+    tensors |= {f'{name} of one caption': tensors[name][:1] for name in names}
+    step, keys = ('one_step', names, STEP[kind]), ['attention.encoder_att', 'encoder_out']
+    calls = [call('', *step, mode='eval'), call(' once more', *step),
+             call(' of one caption', 'one_step', [f'{name} of one caption' for name in names], STEP[kind]),
+             call('', *step, gradient=True), call(' in training', *step, mode='train')]
+    if attends:
+        more = [f'{name} with more cells' if name == 'encoder_out' else name for name in names]
+        calls += [call(' with more cells', 'one_step', more, STEP[kind], mode='eval'),
+                  call(' with keys', *step, keys=keys), call(' with keys', *step, keys=keys, gradient=True)]
+        size = [inputs.encoder_dim, inputs.decoder_dim]
+        gates = {name: np.full(size[:1], value, dtype=np.float32)
+                 for name, value in (('shut', -1000), ('half open', 0), ('open', 1000))}
+        calls += [call(f', gate {name}', *step, weights={
+            'f_beta.weight': np.zeros(size, dtype=np.float32), 'f_beta.bias': bias}) for name, bias in gates.items()]
+    return tensors, calls
+
+
+def ask_dropout(inputs, kind, made):
+    """Everything is dropped."""
+    tensors, calls = ask_step(inputs, kind, made)
+    step = calls[0]
+    return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'}, {**step, 'name': ' once more'}], 1.0
+
+
+def ask_half(inputs, kind, made):
+    """One half is dropped, and fc gives what goes into it. This is random: what comes back is judged by itself."""
+    tensors, calls = ask_step(inputs, kind, made)
+    weights = {'fc.weight': np.eye(inputs.vocab_size, inputs.decoder_dim, dtype=np.float32),
+               'fc.bias': np.zeros(inputs.vocab_size, dtype=np.float32)}
+    step = {**calls[0], 'mode': 'train', 'weights': weights}
+    return tensors, [step, {**step, 'name': ' once more'}], 0.5
+
+
+def ask_attention(inputs, kind, made):
+    pixels, h = inputs.pixels(), inputs.states()['h']
+    order = other_order(inputs.num_pixels)
+    tensors = {
+        'encoder_out': pixels, 'h': h, 'pixels in another order': pixels[:, order],
+        'one picture': pixels[:1], 'one h': h[:1], 'equal pixels': np.repeat(pixels[:, :1], inputs.num_pixels, axis=1),
+        'strong pixels': 50 * pixels,
+        'more cells': inputs.pictures(*inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
+    outputs, keys = ['z', 'alpha'], ['encoder_att', 'encoder_out']
+    attend = ('forward', ['encoder_out', 'h'], outputs)
+    others = [call(f', {name}', 'forward', [name, 'h'], outputs)
+              for name in ('pixels in another order', 'equal pixels', 'strong pixels', 'more cells')]
+    return tensors, [
+        call('', *attend, mode='eval'), call(' once more', *attend),
+        call(' of one picture', 'forward', ['one picture', 'one h'], outputs), *others,
+        call(' with keys', *attend, keys=keys), call('', *attend, gradient=True),
+        call(' with keys', *attend, keys=keys, gradient=True), call(' in training', *attend, mode='train'),
+        call(' in training', *attend, gradient=True)]
+
+
+def ask_forward(inputs, kind, made):
+    """The same captions in other company: another order, each alone, other padding. Dropout would drop everything."""
+    (tokens, lengths), pictures = inputs.captions(), inputs.pictures()
+    order, after_end = other_order(inputs.batch), np.arange(inputs.columns) >= lengths
+    batches = {
+        '': (pictures, tokens, lengths),
+        ' in another order': (pictures[order], tokens[order], lengths[order]),
+        ' of the first caption alone': (pictures[:1], tokens[:1], lengths[:1]),
+        ' padded with another word': (pictures, np.where(after_end, 3, tokens), lengths),
+        ' padded to the longest': (pictures, tokens[:, :max(inputs.lengths)], lengths),
+        ' with pixels in a row': (inputs.pixels(), tokens, lengths),
+        ' with more cells': (inputs.pictures(*inputs.more_cells), tokens, lengths)}
+    tensors = {part + name: array for name, batch in batches.items() for part, array in zip(BATCH, batch, strict=True)}
+    tensors['words'] = tokens[:, :4]
+    alike = [batch + ' of different lengths' for batch in BATCH]  # in a mixture of all scores the order counts
+    rows = np.unique(lengths, return_index=True)[1]
+    tensors |= {part: tensors[part.removesuffix(' of different lengths')][rows] for part in alike}
+    forward = ('forward', BATCH, FORWARD[kind])
+    return tensors, [
+        *(call(name, 'forward', [part + name for part in BATCH], FORWARD[kind]) for name in batches),
+        call(' once more', *forward, devices=True),
+        call(' word by word', 'word by word', ['encoder_out', 'words'], ['predictions']),
+        call('', 'forward', alike, FORWARD[kind], gradient=True), call(' in training', *forward, mode='train'),
+        call(' in training once more', *forward), call(' after training', *forward, mode='eval')], 1.0
+
+
+def ask_time(inputs, kind, made):
+    """Change word t: which predictions notice?"""
+    tokens, lengths = inputs.captions()
+    tensors, calls = {'encoder_out': inputs.pictures(), 'caption_lengths': lengths}, []
+    for t in range(max(inputs.lengths) - 1):
+        tensors[f'word {t} changed'] = tokens.copy()
+        tensors[f'word {t} changed'][:, t] = (tokens[:, t] + 1) % inputs.vocab_size
+        calls.append(call(f', word {t} changed', 'forward', ['encoder_out', f'word {t} changed', 'caption_lengths'],
+                          FORWARD[kind]))
+    return tensors, calls
+
+
+def ask_speed(inputs, kind, made):
+    """Many different calls on a batch of usual size: nothing can be left out, and a loop over its rows takes long."""
+    big = dataclasses.replace(inputs, batch=64, height=5, width=5, lengths=(22,) * 64, columns=22)
+    if kind == 'attention':
+        tensors = {'encoder_out': big.pixels()}
+        tensors |= {f'h {i}': big.wave(big.batch, big.decoder_dim, shift=i) for i in range(SPEED_CALLS[kind])}
+        return tensors, [call(f' {i}', 'forward', ['encoder_out', f'h {i}'], ['z', 'alpha'])
+                         for i in range(SPEED_CALLS[kind])]
+    tokens, lengths = big.captions()
+    tensors = {'encoded_captions': tokens, 'caption_lengths': lengths}
+    tensors |= {f'encoder_out {i}': big.pictures() + i for i in range(SPEED_CALLS[kind])}
+    return tensors, [call(f' {i}', 'forward', [f'encoder_out {i}', *BATCH[1:]], FORWARD[kind])
+                     for i in range(SPEED_CALLS[kind])]
+
+
+def other_order(n):
+    return np.roll(np.arange(n), 2)[::-1].copy()
+
+
+SPEED_CALLS = {'plain': 8, 'attention': 300, 'attentive': 6}
+REQUESTS = {'shapes': ask_shapes, 'layers': ask_layers, 'start': ask_start, 'step': ask_step, 'dropout': ask_dropout,
+            'half': ask_half, 'forward': ask_forward, 'time': ask_time, 'speed': ask_speed}

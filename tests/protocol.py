@@ -1,0 +1,356 @@
+"""Ask a ``models.py`` for numbers: load these weights, call this method on these inputs, give back the arrays.
+
+A *request* is plain data: names, sizes and arrays, see :func:`answer`. It is carried out where the ``models.py`` runs,
+and judged elsewhere (``checking.py``). The calls of a request follow one another on one object and on the same
+tensors, so what one call leaves behind shows in the next.
+
+Where an earlier TODO is open or wrong, a *stub* takes its place: a function with the right shapes and another formula.
+"""
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.util
+import inspect
+import json
+import linecache
+import math
+import operator
+import re
+import sys
+import traceback
+
+import numpy as np
+import torch
+from torch import nn
+
+SOLUTIONS = ('lab.train.fast', 'lab.more', 'lab.experiments', 'solver')  # they compute what the TODOs ask for
+HEADER, PAYLOAD = 1 << 18, 8 << 20  # bytes of a packed reply, at most
+
+
+# --- Loading a models.py ---
+
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(SOLUTIONS):
+            raise ImportError(f'{name} computes what the TODOs ask for: models.py must not import it')
+
+
+@contextlib.contextmanager
+def solutions_blocked():
+    """In this block the lab's own forms of the TODOs cannot be imported."""
+    kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(SOLUTIONS)}
+    sys.meta_path.insert(0, blocked := Blocked())
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(blocked)
+        sys.modules.update(kept)
+
+
+def load(path):
+    """A ``models.py`` as a module of its own: none that was imported before."""
+    spec = importlib.util.spec_from_file_location('models', path)
+    module = importlib.util.module_from_spec(spec)
+    with open(path, encoding='utf-8') as file, solutions_blocked():
+        # compiled here: Python's cached bytecode is told apart by size and second only
+        exec(compile(file.read(), path, 'exec'), vars(module))
+    return module
+
+
+# --- Stubs ---
+
+
+def wave(*shape, shift=0.0):
+    """Numbers in -1 ... 1 without a pattern in rows or columns, single precision."""
+    i = torch.arange(math.prod(shape), dtype=torch.float64)
+    return torch.sin(0.37 * i ** 2 + shift).view(shape).float()
+
+
+def mixed(width, *tensors):
+    """(n, width): each number depends on all of its row in every tensor."""
+    rows = torch.cat([tensor.flatten(1) for tensor in tensors], dim=1)
+    return torch.sin(2 * rows @ wave(rows.shape[1], width, shift=0.7).to(rows.device) / rows.shape[1] ** 0.5)
+
+
+class StubAttention(nn.Module):
+    """In the place of ``Attention``."""
+
+    def __init__(self, encoder_dim, decoder_dim, attention_dim):
+        super().__init__()
+        self.sizes = nn.ParameterList(torch.ones(size) for size in (encoder_dim, decoder_dim, attention_dim))
+
+    def encoder_att(self, encoder_out):
+        return encoder_out[..., :1].sin() * self.sizes[2]
+
+    def forward(self, encoder_out, decoder_hidden, keys=None):
+        channels, pixels = encoder_out.shape[2], encoder_out.shape[1]
+        both = mixed(channels + pixels, encoder_out * self.sizes[0], decoder_hidden * self.sizes[1])
+        return both[:, :channels], both[:, channels:]
+
+
+def with_stub_steps(module, attends):
+    """The module with ``init_hidden_state`` and ``one_step`` of another formula: ``forward`` is left."""
+    width, words = module.decoder_dim, module.vocab_size
+
+    def init_hidden_state(self, encoder_out):
+        return mixed(2 * width, encoder_out).split(width, dim=1)
+
+    def plain_step(self, embeddings, h, c):
+        return mixed(words + 2 * width, embeddings, h, c).split((words, width, width), dim=1)
+
+    def attentive_step(self, embeddings, encoder_out, h, c, keys=None):
+        pixels = encoder_out.shape[1]
+        return mixed(words + pixels + 2 * width, embeddings, encoder_out, h, c).split(
+            (words, pixels, width, width), dim=1)
+
+    module.__class__ = type('Stub', (type(module),), dict(
+        init_hidden_state=init_hidden_state, one_step=attentive_step if attends else plain_step))
+    return module
+
+
+# --- Carrying out a request ---
+
+
+def answer(request, models):
+    """Carry out a request.
+
+    :param request: dict with ``make``, a class of ``models.py``, and its ``sizes``; ``layers``, name -> [class of
+        torch.nn, arguments], put in where the module's own have other shapes; ``weights``, name -> array; ``stubs``,
+        of 'attention' and 'steps'; ``tensors``, name -> array; ``calls``, see :func:`carry_out`
+    :param models: a loaded ``models.py``
+    :return: dict with ``arrays``, name -> array, and ``errors``, name of a call -> dict. With a request for no calls
+        the arrays are the shapes of all parameters
+    """
+    reply = {'arrays': {}, 'errors': {}}
+    torch.manual_seed(0)
+    with solutions_blocked():
+        try:
+            module = make(models, **{key: request.get(key) or {} for key in ('make', 'sizes', 'layers', 'stubs')})
+            load_weights(module, request.get('weights', {}))
+        except Exception as error:
+            reply['errors']['all'] = describe(error, models)
+            return reply
+        if not request['calls']:
+            reply['arrays'] = {name: np.array(tensor.shape, dtype=np.int64) for name, tensor in own_tensors(module).items()}
+        tensors = {name: torch.tensor(array) for name, array in request.get('tensors', {}).items()}
+        for call in request['calls']:
+            try:
+                reply['arrays'] |= carry_out(module, tensors, **call)
+            except Exception as error:
+                reply['errors'][call['name']] = describe(error, models)
+    return reply
+
+
+def make(models, make, sizes, layers, stubs):
+    kind = getattr(models, make)
+    own_attention, models.Attention = models.Attention, StubAttention if 'attention' in stubs else models.Attention
+    try:
+        module = kind(**sizes)
+    except Exception:
+        if not layers:
+            raise
+        module = kind.__new__(kind)
+        nn.Module.__init__(module)
+        vars(module).update({name: size for name, size in sizes.items() if name != 'dropout'})
+    finally:
+        models.Attention = own_attention
+    for name, (layer, *arguments) in layers.items():
+        right = {'StubAttention': StubAttention, 'Attention': models.Attention}.get(layer) or getattr(nn, layer)
+        right = right(*arguments)
+        own = module._modules.get(name)
+        if own is None or shapes(own) != shapes(right) or getattr(own, 'p', None) != getattr(right, 'p', None):
+            vars(module).pop(name, None)
+            setattr(module, name, right)
+    if 'steps' in stubs:
+        module = with_stub_steps(module, 'attention' in layers)
+    return module.eval()
+
+
+def own_tensors(module):
+    """Name -> parameter or statistic; ``nn.LSTM`` has other names than ``nn.LSTMCell``, and is as good."""
+    return {name.replace('_l0', ''): tensor for name, tensor in module.state_dict().items()}
+
+
+def shapes(module):
+    return {name: tensor.shape for name, tensor in own_tensors(module).items()}
+
+
+@torch.no_grad()
+def load_weights(module, weights):
+    for name, tensor in own_tensors(module).items():
+        if name in weights and tensor.shape == weights[name].shape:
+            tensor.copy_(torch.tensor(weights[name]))
+
+
+def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=False,
+              devices=False):
+    """One call.
+
+    :param tensors: name -> tensor; the call works on these, not on copies
+    :param name: of the call; it is added to the names of the outputs
+    :param method: such as 'one_step', or 'fc' for a layer, or 'word by word', see :func:`word_by_word`
+    :param args: names of tensors; a list for a tuple of them
+    :param outputs: names of what comes back
+    :param keys: [layer, name of a tensor]: hand over ``keys=layer(tensor)`` where the method takes keys
+    :param mode: 'train' or 'eval'; None: as it is
+    :param weights: load these first
+    :param gradient: give back the gradients of a mixture of the outputs in their place
+    :param devices: also which outputs were made on the CPU without looking where the pictures are
+    :return: name -> array
+    """
+    load_weights(module, weights or {})
+    if mode:
+        module.train(mode == 'train')
+    inputs = tensors
+    if gradient:
+        inputs = {key: value.clone().requires_grad_(value.is_floating_point()) for key, value in tensors.items()}
+    functions = {'forward': module, 'word by word': functools.partial(word_by_word, module)}
+    function = functions.get(method) or operator.attrgetter(method)(module)
+    function = one_word(function) if isinstance(function, nn.LSTM) else function
+    with torch.set_grad_enabled(gradient), Devices() if devices else contextlib.nullcontext() as made:
+        given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
+        extra = {}
+        if keys:
+            layer, tensor = keys
+            if 'keys' not in inspect.signature(getattr(function, 'forward', function)).parameters:
+                return {}
+            extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor])}
+        values = flat(function(*given, **extra))
+    if len(values) != len(outputs):
+        raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values; it gave '
+                        f'{len(values) or "nothing (is the return missing?)"}')
+    if gradient:
+        used = {part: inputs[part] for arg in args for part in ([arg] if isinstance(arg, str) else arg)
+                if inputs[part].requires_grad}
+        return gradients(values, {**used, **dict(module.named_parameters())}, name)
+    found = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
+    if devices:
+        found['made on the CPU'] = np.array([made.on_cpu(value) for value in values], dtype=np.int64)
+    return found
+
+
+def flat(value):
+    """What a method gave back, as a list; a list of numbers is one value."""
+    if value is None:
+        return []
+    if isinstance(value, (tuple, list)) and not (value and all(isinstance(v, int) or np.ndim(v) == 0 for v in value)):
+        return [one for part in value for one in flat(part)]
+    return [value]
+
+
+def as_array(value, name):
+    if isinstance(value, (tuple, list)):
+        value = torch.tensor(value)
+    if not torch.is_tensor(value):
+        raise TypeError(f'{name} must be a tensor, not {type(value).__name__}')
+    value = value.detach().cpu()
+    return value.numpy() if value.is_floating_point() else value.long().numpy()
+
+
+def gradients(values, tensors, name):
+    """Gradients of a mixture of all numbers that came back: zeros where there is none."""
+    loss = sum((value * wave(*value.shape, shift=0.1 * i)).sum() for i, value in enumerate(values)
+               if torch.is_tensor(value) and value.requires_grad)
+    found = [None] * len(tensors)
+    if torch.is_tensor(loss):
+        found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(torch.zeros_like(tensor) if own is None else own, key)
+            for (key, tensor), own in zip(tensors.items(), found, strict=True)}
+
+
+def word_by_word(module, encoder_out, words):
+    """Scores (batch_size, steps, vocab_size) after each of the words (batch_size, steps), as beam search asks for."""
+    state, memory = module.start(encoder_out)
+    scores = []
+    for word in words.unbind(1):
+        predictions, state, _ = module.step(word, state, memory)
+        scores.append(predictions)
+    return torch.stack(scores, dim=1)
+
+
+def one_word(lstm):
+    """``nn.LSTM`` as ``nn.LSTMCell`` is called."""
+    def step(words, state):
+        h, c = (part.unsqueeze(0).contiguous() for part in state)
+        _, (h, c) = lstm(words.unsqueeze(1 if lstm.batch_first else 0), (h, c))
+        return h[0], c[0]
+    return step
+
+
+class Devices(torch.overrides.TorchFunctionMode):
+    """Notes tensors that ``torch.zeros`` and the like made without ``device``, and that nothing has moved since."""
+
+    MAKERS = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn}
+
+    def __init__(self):
+        super().__init__()
+        self.homeless = {}
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if function in self.MAKERS and isinstance(kwargs.get('device', 'cpu'), str):
+            self.homeless[id(result)] = result
+        elif getattr(function, '__name__', '') in ('to', 'cuda', 'type_as', 'cpu') and torch.is_tensor(result):
+            self.homeless.pop(id(result), None)
+        return result
+
+    def on_cpu(self, value):
+        return id(value) in self.homeless
+
+
+def describe(error, models=None):
+    """An exception as plain values: its text, and the line of ``models.py`` that it came from."""
+    file = getattr(models, '__file__', None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
+    found = {'error': f'{type(error).__name__}: {text[0] if text else ""}'[:300], 'line': lines[-1] if lines else None}
+    if lines:
+        found['code'] = linecache.getline(file, lines[-1]).strip()[:100]
+    if isinstance(error, NotImplementedError) and 'TODO' in str(error):
+        found['todo'] = str(error)[:300]
+    return found
+
+
+def yardstick(steps, rows=64, width=64, pixels=25):
+    """Matrix products about as large as those of ``steps`` words: what the time of a ``forward`` is measured by."""
+    x, matrix, grid = wave(rows, 2 * width), wave(4 * width, 2 * width), wave(rows, pixels, width)
+    for _ in range(steps):
+        (x @ matrix.T).sigmoid().sum()
+        (grid + 1).relu().sum(2).softmax(1)
+
+
+# --- A reply as bytes ---
+
+
+def pack(reply):
+    """:return: a header in JSON (its length in 4 bytes first), then the arrays' bytes"""
+    arrays = {name: np.ascontiguousarray(array) for name, array in reply['arrays'].items()}
+    header = {'arrays': [[name, array.dtype.name, array.shape] for name, array in arrays.items()],
+              'errors': reply['errors']}
+    text = json.dumps(header).encode()
+    return b''.join([len(text).to_bytes(4, 'big'), text, *(array.tobytes() for array in arrays.values())])
+
+
+def unpack(data):
+    """The reply in some bytes; they may come from anybody.
+
+    :raises ValueError: they hold no reply
+    """
+    length = int.from_bytes(data[:4], 'big')
+    if length > min(HEADER, len(data) - 4) or len(data) > 4 + HEADER + PAYLOAD:
+        raise ValueError('a reply of another length than it says')
+    header, place, arrays = json.loads(data[4:4 + length]), 4 + length, {}
+    for name, kind, shape in header['arrays']:
+        if kind not in ('float16', 'float32', 'float64', 'int64') or len(shape) > 8 or not all(
+                type(size) is int and 0 <= size <= PAYLOAD for size in shape):
+            raise ValueError('an array of another kind')
+        array = np.frombuffer(data, dtype=kind, count=math.prod(shape), offset=place)
+        arrays[str(name)], place = array.reshape(shape), place + array.nbytes
+    if place != len(data):
+        raise ValueError('a reply of another length than it says')
+    errors = {str(name): {key: error.get(key) for key in ('error', 'line', 'code', 'todo') if key in error}
+              for name, error in header['errors'].items()}
+    return {'arrays': arrays, 'errors': errors}
