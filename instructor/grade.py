@@ -1,14 +1,15 @@
 """Grade submissions: ``python -m instructor.grade SUBMISSION... --output grades``.
 
 Each submission (a folder, a zip or a ``models.py``) is laid over a clean assignment. Its code runs in a sandbox, on
-the inputs of the public checks and on others of other sizes, drawn anew for each run of the grader. Points are given
-in this process, which never runs the submission's code, by the same checks that students have. Per submission a page
-and Gradescope's ``results.json`` are written, over all ``grades.csv`` and ``similar.md``.
+inputs that are drawn anew for each run of the grader, and gives back numbers. Points are given in this process, which
+never runs the submission's code, by the same checks that students have. Per submission a page and Gradescope's
+``results.json`` are written, over all ``grades.csv`` and ``similar.md``. docs/grading.md says how.
 """
 
 import argparse
 import csv
 import dataclasses
+import functools
 import hashlib
 import html
 import io
@@ -28,18 +29,16 @@ from tqdm import tqdm
 
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
-from instructor.expected import OF_TODO, Fresh, load, probes
-from instructor.grading import evidence, similar
-from instructor.grading.sandbox import Sandbox, missing_isolation
-from instructor.grading.submissions import SubmissionError, read_submission
+from instructor.expected import TODOS, Fresh, checking, inputs, load
+from instructor.grading import evidence, limited, similar
+from instructor.grading.sandbox import Sandbox, has_control_group, missing_isolation
 from instructor.handout import KEPT_BACK
-from instructor.judge import TODOS, checking, judge
 from utils import atomic_path
 
-SECONDS = 12         # for one probe
-IMPORT_SECONDS = 20  # for importing models.py
-GIVE_UP_AFTER = 2    # probes of a TODO that ended like this: the rest of that TODO is not run
-GIVE_UP_AT = ('TimeoutError', 'SIGKILL', 'the sandbox was ended')
+Inputs = inputs.Inputs
+# not laid into the sandbox: what a student does not have, and what computes a TODO
+LEFT_OUT = (*KEPT_BACK, 'models.py', 'tests', 'notes', 'lab/more', 'lab/experiments', 'lab/train/fast.py', 'solver.py',
+            'docs', 'report', 'weights')
 
 
 # --- Inputs that a submission cannot know ---
@@ -47,7 +46,7 @@ GIVE_UP_AT = ('TimeoutError', 'SIGKILL', 'the sandbox was ended')
 
 def draw_inputs(seed):
     """Other sizes than those of the public checks, each its own, and other numbers."""
-    rng, public = random.Random(seed), probes.Inputs()
+    rng, public = random.Random(seed), Inputs()
     height, width = rng.choice([(2, 5), (5, 2), (3, 5), (5, 3), (4, 5), (5, 4)])
     lengths = [2, rng.randint(3, 5), rng.randint(6, 8), rng.choice([9, 10, 12])]
     lengths += [max(lengths)] + [rng.randint(3, 8) for _ in range(rng.randint(1, 2))]
@@ -57,9 +56,9 @@ def draw_inputs(seed):
     for name in ('encoder_dim', 'embed_dim', 'decoder_dim', 'attention_dim'):
         sizes[name] = rng.choice([n for n in range(5, 15) if n not in taken | {getattr(public, name)}])
         taken.add(sizes[name])
-    # a prime number of words: no caption then says one twice, so each can be learnt by heart
-    return probes.Inputs(height=height, width=width, vocab_size=rng.choice([21, 23]), lengths=tuple(lengths),
-                         columns=max(lengths) + rng.randint(1, 4), shift=rng.uniform(0.2, 6.0), **sizes)
+    return Inputs(height=height, width=width, vocab_size=rng.choice([21, 23]), lengths=tuple(lengths),
+                  columns=max(lengths) + rng.randint(1, 4), shift=rng.uniform(0.2, 6.0),
+                  more_cells=(rng.randint(5, 7), rng.randint(6, 8)), **sizes)
 
 
 def hidden_inputs(reference, seed):
@@ -68,10 +67,10 @@ def hidden_inputs(reference, seed):
     :return: inputs, what must come out
     """
     for attempt in range(50):
-        inputs = draw_inputs(f'{seed} {attempt}')
-        fresh = Fresh(inputs, reference)
+        given = draw_inputs(f'{seed} {attempt}')
+        fresh = Fresh(given, reference)
         if not fresh.wrong():
-            return inputs, fresh
+            return given, fresh
     raise RuntimeError('no inputs could be drawn on which the reference passes')
 
 
@@ -82,59 +81,43 @@ class SandboxError(Exception):
 # --- One submission ---
 
 
-def grade(submission, clean, hidden, fresh):
-    """
-    :param submission: :class:`Submission`
+def grade(code, clean, hidden, fresh):
+    """Points for numbers: what comes out for inputs that nobody knows.
+
+    :param code: name -> bytes of ``models.py`` and of a decoder file, as latin-1 reads them
     :param clean: folder of a clean assignment; it is copied
     :param hidden: inputs that nobody knows; ``fresh``: what must come out for them
-    :return: dict that JSON can hold: points, possible, todos, checks, notes
+    :return: list of ``checking.Verdict``
     """
     with tempfile.TemporaryDirectory() as folder:
         lab = Path(folder) / 'lab'
         shutil.copytree(clean, lab)
-        for name, data in submission.code().items():
-            (lab / name).write_bytes(data)
+        for name, text in code.items():
+            (lab / name).write_bytes(text.encode('latin-1'))
         os.chmod(folder, 0o755)
         with Sandbox(lab) as sandbox:
-            ran = run_probes(sandbox, {'public': probes.Inputs(), 'hidden': hidden})
-    stored, verdicts = checking.Stored(), []
-    for todo in TODOS:
-        public = judge(todo, result_of(ran['public']), stored, probes.Inputs())
-        other = judge(todo, result_of(ran['hidden']), fresh, hidden)
-        for shown, unseen in zip(public, other, strict=True):
-            if shown.outcome == 'passed' and unseen.outcome != 'passed':
-                message = ('passes on the inputs of the public checks but not on other inputs and sizes: '
-                           f'is something hard-coded? {unseen.message}')
-                shown = dataclasses.replace(unseen, message=message)
-            verdicts.append(shown)
-    return {'name': submission.name, 'points': sum(v.points for v in verdicts),
-            'possible': sum(v.possible for v in verdicts), 'checks': [dataclasses.asdict(v) for v in verdicts],
-            'notes': submission.notes}
+            unseen = checking.Subject(sandbox.ask, fresh, hidden, sandbox.slowness)
+            shown = checking.Subject(sandbox.ask, checking.Stored(), Inputs(), sandbox.slowness)
+            for what in ('shapes', 'layers'):  # later requests name the layers that a TODO asks for
+                for kind in ('plain', 'attention', 'attentive'):
+                    unseen.reply(f'{kind}_{what}', ())
+            return [verdict for todo in TODOS for verdict in explained(checking.judge(todo, unseen), shown)]
 
 
-def run_probes(sandbox, inputs):
-    """All probes on all inputs: which -> probe -> result."""
-    ran = {which: {} for which in inputs}
-    as_dict = {which: dataclasses.asdict(values) for which, values in inputs.items()}
-    started = sandbox.run('import', as_dict['public'], IMPORT_SECONDS)
-    for todo in TODOS:
-        late = 0
-        for probe in OF_TODO[todo]:
-            for which in inputs:
-                if 'error' in started:
-                    ran[which][probe] = started
-                elif late >= GIVE_UP_AFTER:
-                    ran[which][probe] = {'error': 'not run, since other checks of this TODO did not come to an end',
-                                         'line': None}
-                else:
-                    ran[which][probe] = sandbox.run(probe, as_dict[which], SECONDS)
-                    late += any(sign in str(ran[which][probe].get('error')) for sign in GIVE_UP_AT)
-    return ran
+def explained(verdicts, shown):
+    """Where a check fails, the message is that of the public inputs, for which mistakes are known by name.
 
-
-def result_of(ran):
-    """probe -> result, as the checks want it; what is no result at all raises there, and counts as failed."""
-    return lambda probe: checking.from_json(ran[probe])
+    :param shown: the same submission, to be asked with these
+    """
+    if all(verdict.outcome != 'failed' for verdict in verdicts):
+        return verdicts
+    public = {verdict.test: verdict for verdict in checking.judge(verdicts[0].todo, shown)}
+    for number, verdict in enumerate(verdicts):
+        if verdict.outcome == 'failed':
+            message = public[verdict.test].message or ('passes on the inputs of the public checks but not on other '
+                                                       f'inputs and sizes: is something hard-coded? {verdict.message}')
+            verdicts[number] = dataclasses.replace(verdict, message=message)
+    return verdicts
 
 
 def zero(name, reason):
@@ -154,8 +137,8 @@ def by_todo(result):
 
 
 def printable(text):
-    """Without control characters: it may come from the submission."""
-    return re.sub(r'[^\x20-\x7e\xa0-\uffff]', '?', str(text))[:1500]
+    """Without control characters and halves of characters: it may come from the submission."""
+    return re.sub(r'[^\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]', '?', str(text))[:1500]
 
 
 def page(result):
@@ -220,17 +203,12 @@ def table(results):
     return buffer.getvalue()
 
 
-def fingerprint(path):
-    """Of what was handed in and of the grader's checks: grades of anything else are not taken over."""
+@functools.cache
+def of_the_grader():
+    """Fingerprint of checks and reference: grades by others are not taken over."""
     digest = hashlib.sha256()
     for part in [*sorted((ROOT / 'tests').glob('*.*')), REFERENCE]:
         digest.update(part.read_bytes())
-    path = Path(path)
-    for part in sorted(path.rglob('*')) if path.is_dir() else [path]:
-        if part.is_file() and not part.is_symlink():
-            status = part.stat()
-            digest.update(f'{part.relative_to(path) if part != path else ""} {status.st_size} '
-                          f'{status.st_mtime_ns}'.encode())
     return digest.hexdigest()
 
 
@@ -245,35 +223,42 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
     :param workers: how many at once
     :param seed: of the hidden inputs; None draws one that nobody knows
     :return: list of results, in the order of the paths
+    :raises SandboxError: submissions cannot be run here
     """
     output = Path(output)
     with tempfile.TemporaryDirectory() as folder:
-        clean = assemble(ROOT / 'models.py', Path(folder) / 'clean')
-        # no more than a student has, and nothing that does a TODO: Decoder.forward does 2 and 5
-        for pattern in (*KEPT_BACK, 'models.py', 'lab/more/decoder.py', 'docs', 'report', 'weights'):
-            for path in list(clean.glob(pattern)):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        clean = clean_assignment(Path(folder) / 'clean')
         check_sandbox(clean)
         hidden, fresh = hidden_inputs(load(REFERENCE.read_text(encoding='utf-8'), folder), seed or secrets.token_hex())
-        names = unique_names(paths)
+        names = unique_names(paths, output)
 
         def one(path):
             try:
                 return grade_one(path, names[path], output, clean, hidden, fresh)
             except Exception as error:  # never points for a crash of the grader, and the others go on
                 result = zero(names[path], f'the grader failed: {type(error).__name__}: {error}; please grade by hand')
-                write_results(output / names[path], result, 0)
-                return result
+                write_results(page_folder(output, names[path]), result, 0)
+                return result, {}
 
         with ThreadPoolExecutor(workers) as pool:
-            results = list(tqdm(pool.map(one, paths), total=len(paths), desc='grading', unit='submission',
-                                disable=not progress))
+            graded = list(tqdm(pool.map(one, paths), total=len(paths), desc='grading', unit='submission',
+                               disable=not progress))
+    results = [result for result, _ in graded]
     with atomic_path(output / 'grades.csv') as temporary:
         temporary.write_text(table(results), encoding='utf-8')
     with atomic_path(output / 'similar.md') as temporary:
-        temporary.write_text(similar.report(dict(zip((r['name'] for r in results), paths, strict=True))),
+        temporary.write_text(similar.report({result['name']: code['models.py'] for result, code in graded if code}),
                              encoding='utf-8')
     return results
+
+
+def clean_assignment(folder):
+    """A copy of what a student has, but for what computes a TODO."""
+    clean = assemble(ROOT / 'models.py', folder)
+    for pattern in LEFT_OUT:
+        for path in list(clean.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return clean
 
 
 def check_sandbox(clean):
@@ -284,45 +269,72 @@ def check_sandbox(clean):
         shutil.copytree(clean, lab)
         shutil.copyfile(REFERENCE, lab / 'models.py')
         with Sandbox(lab) as sandbox:
-            result = sandbox.run('attention_forward', dataclasses.asdict(probes.Inputs()), SECONDS)
-    if 'error' in result:
-        raise SandboxError(f"the sandbox does not run even the reference ({result['error']}): Python and its packages "
+            error = sandbox.broken
+    if error:
+        raise SandboxError(f"the sandbox does not run even the reference ({error['error']}): Python and its packages "
                            f'in {sys.prefix} must be readable for all users')
 
 
 def grade_one(path, name, output, clean, hidden, fresh):
-    start, stamp = time.perf_counter(), fingerprint(path)
+    """:return: result, and the code that was graded: name -> text"""
+    start, folder = time.perf_counter(), page_folder(output, name)
     try:
-        kept = json.loads((output / name / 'grade.json').read_text(encoding='utf-8'))
+        read = limited.call(evidence.read, str(path))
+    except limited.LimitError as error:
+        read = {'error': str(error)}
+    if 'error' in read:
+        result = zero(name, read['error'])
+        write_results(folder, result | {'source': source_of(path)}, time.perf_counter() - start)
+        return result, {}
+    code, stamp = read['code'], f"{read['digest']} {of_the_grader()}"
+    try:
+        kept = json.loads((folder / 'grade.json').read_text(encoding='utf-8'))
         if kept['fingerprint'] == stamp:
-            return kept
+            return kept, code
     except (OSError, ValueError, KeyError):
         pass
+    verdicts = grade(code, clean, hidden, fresh)
     try:
-        submission = read_submission(path)
-        submission.name = name
-        result = grade(submission, clean, hidden, fresh)
-        result['evidence'] = evidence.look(submission)
-    except SubmissionError as error:
-        result = zero(name, str(error))
-    result['fingerprint'] = stamp
-    write_results(output / name, result, time.perf_counter() - start)
-    return result
+        remarks = limited.call(evidence.look, str(path))
+    except limited.LimitError as error:
+        remarks = [f'what the notebooks left: {error}']
+    result = {'name': name, 'points': sum(v.points for v in verdicts), 'possible': sum(v.possible for v in verdicts),
+              'checks': [dataclasses.asdict(v) for v in verdicts], 'notes': read['notes'], 'evidence': remarks,
+              'fingerprint': stamp, 'source': source_of(path)}
+    write_results(folder, result, time.perf_counter() - start)
+    return result, code
 
 
-def unique_names(paths):
-    """Path -> name of its result folder."""
+def source_of(path):
+    return str(Path(path).resolve())
+
+
+def page_folder(output, name):
+    return output / 'pages' / name
+
+
+def unique_names(paths, output):
+    """Path -> name of its pages: the submission's own, and a number where another of that name was graded before."""
     found, taken = {}, set()
     for path in paths:
-        stem = Path(path).stem if Path(path).name != 'models.py' else Path(path).resolve().parent.name
-        stem = re.sub(r'[^\w.-]', '_', stem).strip('.') or 'submission'
-        name, number = stem, 1
-        while name in taken:
+        whole = Path(path).resolve()
+        name = whole.parent.name if whole.name == 'models.py' else whole.name.removesuffix('.zip').removesuffix('.py')
+        name = re.sub(r'[^\w.-]', '_', name).strip('.') or 'submission'
+        own, number = name, 1
+        while own in taken or other_source(page_folder(output, own), path):
             number += 1
-            name = f'{stem}_{number}'
-        taken.add(name)
-        found[path] = name
+            own = f'{name}_{number}'
+        taken.add(own)
+        found[path] = own
     return found
+
+
+def other_source(folder, path):
+    """Whether these pages are of another submission."""
+    try:
+        return json.loads((folder / 'grade.json').read_text(encoding='utf-8'))['source'] != source_of(path)
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def main():
@@ -330,11 +342,19 @@ def main():
     parser.add_argument('submissions', nargs='+', help='folders, zips or models.py files')
     parser.add_argument('--output', type=Path, default=Path('grades'), help='folder for pages and tables')
     parser.add_argument('--workers', type=int, default=max(1, min(8, os.cpu_count() or 1)), help='how many at once')
+    parser.add_argument('--without-isolation', action='store_true',
+                        help='where there is no bubblewrap: run submissions all the same, one at a time')
     arguments = parser.parse_args()
     if missing_isolation():
         print(f'WARNING: {missing_isolation()}', file=sys.stderr)
+        if not arguments.without_isolation:
+            sys.exit('error: install bubblewrap, or grade in a container or virtual machine that holds nothing else, '
+                     'with --without-isolation')
+        arguments.workers = 1
     else:
         print('isolated: own files (read-only), no network, own processes; memory, time and file sizes limited')
+        if not has_control_group():
+            print('no control groups here: memory is limited for each process of a submission, not for all together')
     try:
         results = grade_all(list(dict.fromkeys(arguments.submissions)), arguments.output, arguments.workers)
     except SandboxError as error:

@@ -6,7 +6,6 @@ import numpy as np
 from checking import EARLIER, SLOWEST, dropped, same
 from inputs import CLASS, DROPOUT
 
-
 # --- Layers, dropout, gradients, speed ---
 
 
@@ -19,8 +18,9 @@ def check_layers(lab, kind):
         layer = name.rpartition('.')[0]
         if name.startswith('attention.sizes'):
             i, made = found.inputs, [shapes.get(f'attention.sizes.{n}', ('nothing',))[0] for n in range(3)]
-            found.require(shapes.get(name) == shape, 'self.attention made with encoder_dim, decoder_dim, attention_dim = '
-                          f'{[i.encoder_dim, i.decoder_dim, i.attention_dim]}',
+            sizes = [i.encoder_dim, i.decoder_dim, i.attention_dim]
+            found.require(shapes.get(name) == shape,
+                          f'self.attention made with encoder_dim, decoder_dim, attention_dim = {sizes}',
                           f'it is made with {made}' if 'nothing' not in made else 'it is never made',
                           'the order of the three sizes')
         elif name not in shapes:
@@ -107,7 +107,7 @@ def check_shapes_and_order(lab, kind):
     found.require(order.dtype == np.int64 and sorted(order.flatten().tolist()) == list(range(len(tokens))),
                   f'sort_ind to hold each of 0 ... {len(tokens) - 1} once', f'it is {order.flatten().tolist()[:9]}',
                   'return the indices that the sort gave you')
-    found.require(order.shape == (len(tokens),), f'sort_ind of shape {(len(tokens),)}', f'its shape is {order.shape}', '')
+    found.require(order.ndim == 1, f'sort_ind of shape {(len(tokens),)}', f'its shape is {order.shape}', '')
     sorted_lengths = (all_lengths[order, 0] - 1).tolist()
     found.require(sorted_lengths == lengths, 'sort_ind to put the longest caption first',
                   f'it puts captions of {sorted_lengths} steps in this order',
@@ -165,9 +165,9 @@ def check_captions_do_not_touch_each_other(lab, kind):
     for name in (' in another order', ' of the first caption alone', ' padded with another word',
                  ' padded to the longest', ' with pixels in a row', ' with more cells'):
         for what in ('predictions', 'alphas')[:1 + (kind == 'attentive')]:
-            found.same(what + name, shape=f'batch_size, steps, {"vocab_size" if what == "predictions" else "num_pixels"}',
-                       cause='the result of a caption must not depend on its place, its padding or its neighbours'
-                       if usual else 'forward is wrong in the usual case already: see test_predictions')
+            found.same(what + name, cause=(
+                'the result of a caption must not depend on its place, its padding or its neighbours' if usual else
+                'forward is wrong in the usual case already: see test_predictions'))
 
 
 def check_works_in_training_and_beam_search(lab, kind):
@@ -181,7 +181,8 @@ def check_works_in_training_and_beam_search(lab, kind):
 def check_device(lab, kind):
     """What is made must lie where encoder_out lies. Without a GPU this cannot be computed: no points."""
     found = ask(lab, kind)
-    names = [name for name, made in zip(('predictions', '', '', 'alphas'), found['made on the CPU'], strict=False) if made]
-    found.require(not any(names), 'tensors that lie where encoder_out lies',
-                  f'{" and ".join(filter(None, names))} always lie on the CPU', 'give device=encoder_out.device to torch.zeros')
+    made = found['made on the CPU']
+    names = [name for name, on_cpu in zip(('predictions', '', '', 'alphas'), made, strict=False) if name and on_cpu]
+    found.require(not names, 'tensors that lie where encoder_out lies', f'{" and ".join(names)} always lie on the CPU',
+                  'give device=encoder_out.device to torch.zeros')
 

@@ -297,6 +297,6 @@ def other_order(n):
     return np.roll(np.arange(n), 2)[::-1].copy()
 
 
-SPEED_CALLS = {'plain': 8, 'attention': 300, 'attentive': 6}
+SPEED_CALLS = {'plain': 16, 'attention': 300, 'attentive': 12}
 REQUESTS = {'shapes': ask_shapes, 'layers': ask_layers, 'start': ask_start, 'step': ask_step, 'dropout': ask_dropout,
             'half': ask_half, 'forward': ask_forward, 'time': ask_time, 'speed': ask_speed}

@@ -53,7 +53,7 @@ def load(path):
     """A ``models.py`` as a module of its own: none that was imported before."""
     spec = importlib.util.spec_from_file_location('models', path)
     module = importlib.util.module_from_spec(spec)
-    with open(path, encoding='utf-8') as file, solutions_blocked():
+    with open(path, 'rb') as file, solutions_blocked():
         # compiled here: Python's cached bytecode is told apart by size and second only
         exec(compile(file.read(), path, 'exec'), vars(module))
     return module
@@ -133,7 +133,7 @@ def answer(request, models):
             reply['errors']['all'] = describe(error, models)
             return reply
         if not request['calls']:
-            reply['arrays'] = {name: np.array(tensor.shape, dtype=np.int64) for name, tensor in own_tensors(module).items()}
+            reply['arrays'] = {name: np.array(shape, dtype=np.int64) for name, shape in shapes(module).items()}
         tensors = {name: torch.tensor(array) for name, array in request.get('tensors', {}).items()}
         for call in request['calls']:
             try:
@@ -256,8 +256,9 @@ def gradients(values, tensors, name):
     found = [None] * len(tensors)
     if torch.is_tensor(loss):
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(torch.zeros_like(tensor) if own is None else own, key)
-            for (key, tensor), own in zip(tensors.items(), found, strict=True)}
+    found = [torch.zeros_like(tensor) if own is None else own for tensor, own in zip(tensors.values(), found, strict=True)]
+    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(own, key)
+            for key, own in zip(tensors, found, strict=True)}
 
 
 def word_by_word(module, encoder_out, words):

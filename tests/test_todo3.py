@@ -76,9 +76,9 @@ def test_z_is_the_weighted_sum(lab):
 
 def test_pixels_may_come_in_any_order(lab):
     found = ask(lab)
-    found.same(*(f'{name}{call}' for call in (
-        ', pixels in another order', ' of one picture', ', equal pixels', ', strong pixels', ', more cells', ' once more',
-        ' in training') for name in ('z', 'alpha')), cause='each pixel is scored on its own, each picture for itself')
+    for call in (', pixels in another order', ' of one picture', ', equal pixels', ', strong pixels', ', more cells',
+                 ' once more', ' in training'):
+        found.same(f'z{call}', f'alpha{call}', cause='each pixel is scored on its own, each picture for itself')
 
 
 def test_gradients(lab):

@@ -1,5 +1,9 @@
-"""What the notebooks left, compared with itself: remarks for a person, never points."""
+"""What was handed in, read in a process with limits (``limited.py``): the code, and what the notebooks left.
 
+The latter is compared with itself: remarks for a person, never points.
+"""
+
+import hashlib
 import io
 import json
 import math
@@ -8,6 +12,7 @@ from pathlib import PurePosixPath
 
 import torch
 
+from instructor.grading.submissions import SubmissionError, read_submission
 from lab.decode.metrics import bleu
 from utils import best_epoch
 
@@ -15,12 +20,29 @@ NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.
 DECODERS = ('NoAttention', 'Attention')
 
 
-def look(submission):
+def read(path):
     """
-    :param submission: ``submissions.Submission``
+    :param path: of a submission
+    :return: dict with ``code``, name -> bytes as latin-1 reads them, ``digest`` of code and evidence, and ``notes``; or
+        with ``error``, a sentence on why it cannot be graded
+    """
+    try:
+        submission = read_submission(path)
+        code, digest = submission.code(), hashlib.sha256()
+        for name in sorted({*code, *submission.evidence()}):
+            digest.update(repr((name, hashlib.sha256(submission.files[name]()).hexdigest())).encode())
+    except SubmissionError as error:
+        return {'error': str(error)}
+    return {'code': {name: data.decode('latin-1') for name, data in code.items()}, 'digest': digest.hexdigest(),
+            'notes': submission.notes}
+
+
+def look(path):
+    """
+    :param path: of a submission
     :return: list of remarks, one sentence each; empty if all agrees
     """
-    remarks = []
+    submission, remarks = read_submission(path), []
     for name in NOTEBOOKS:
         remarks += [f'{name}: {remark}' for remark in guarded(notebook, submission, name)]
     for decoder in DECODERS:

@@ -1,29 +1,30 @@
-"""Runs probes on a student's ``models.py``: the only place where his code is executed.
+"""Carries out requests on a student's ``models.py``: the only place where his code is executed.
 
     python runner.py LAB_FOLDER
 
-Speaks JSON lines: a request ``{"id", "probe", "inputs", "seconds"}`` comes in on stdin, ``{"id", "result"}`` goes
-out on the descriptor that stdout was. This process itself never imports ``models``: each request is answered by a
-child of its own, which may crash, hang or eat its memory. Nothing here decides about points; whatever the student's
-code does to this process can only spoil its own results.
+A request comes in on stdin: its number, seconds and length, then a pickle. Its number, the reply's length and the
+reply (``tests/protocol.py``) go out on the descriptor that stdout was. This process itself never loads ``models.py``:
+each request is carried out by a child of its own, which may crash, hang or eat its memory. Nothing here decides about
+points; whatever the student's code does to this process can only spoil his own replies.
 
-It must not import anything of the repository but what lies in LAB_FOLDER.
+It must not import anything of the repository but ``protocol.py`` beside it and what lies in LAB_FOLDER.
 """
 
 import contextlib
 import gc
-import json
 import os
+import pickle
 import resource
 import select
 import signal
+import struct
 import sys
 import time
 
-MEMORY = 1 << 30       # bytes that a child may take beyond what it starts with
-PROCESSES = 24         # threads count as well
-RESULT_LIMIT = 8 << 20  # bytes of one result
+MEMORY = 1 << 30     # bytes that a child may take beyond what it starts with
+PROCESSES = 24       # threads count as well
 FILE_LIMIT = 32 << 20
+REQUEST, REPLY = struct.Struct('>Idq'), struct.Struct('>Iq')  # number, seconds, length; number, length
 
 
 def limit_resources(seconds):
@@ -36,52 +37,58 @@ def limit_resources(seconds):
             resource.setrlimit(what, (value, value))
 
 
-def child(request, out, lab):
-    """Answer one request and end."""
-    os.setsid()
-    os.closerange(3, out)  # requests and answers are not for him
-    os.closerange(out + 1, 256)
-    limit_resources(request['seconds'])
-    import checking
-    import probes
+def child(data, seconds, out, lab):
+    """Carry out one request and end."""
+    import protocol
 
-    inputs = probes.Inputs(**{name: tuple(value) if isinstance(value, list) else value
-                              for name, value in request['inputs'].items()})
+    os.setsid()
+    os.closerange(3, out)  # requests and replies are not for him
+    os.closerange(out + 1, 256)
+    limit_resources(seconds)
+    request = pickle.loads(data)
+    reply = {'arrays': {}, 'errors': {}}
     try:
-        import models
-        result = probes.run(request['probe'], models, inputs) if request['probe'] != 'import' else {}
+        if 'yardstick' in request:
+            protocol.yardstick(request['yardstick'])
+        else:
+            models = protocol.load(os.path.join(lab, 'models.py'))
+            if request['calls'] is not None:
+                reply = protocol.answer(request, models)
     except BaseException as error:  # SystemExit and KeyboardInterrupt too
-        result = probes.describe(error, None)
-    data = json.dumps(checking.to_json(result)).encode() + b'\n'
-    view = memoryview(data)
+        reply['errors']['all'] = protocol.describe(error)
+    view = memoryview(protocol.pack(reply))
+    view = memoryview(len(view).to_bytes(8, 'big') + view)
     while view:
         view = view[os.write(out, view):]
     os._exit(0)
 
 
-def answer(request, lab):
-    """Fork a child for a request and wait for it, but not too long."""
+def answer(data, seconds, lab, limit):
+    """Fork a child for a request and wait for it, but not too long.
+
+    :return: the reply's bytes, or a sentence on why there is none
+    """
     into, out = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.close(into)
-            child(request, out, lab)
+            child(data, seconds, out, lab)
         finally:
             os._exit(1)
     os.close(out)
-    data, end, reason = b'', time.monotonic() + request['seconds'], ''
-    while True:
+    reply, end, reason = b'', time.monotonic() + seconds, ''
+    # the length says where it ends: a process that was left behind may hold the pipe open
+    while len(reply) < 8 or len(reply) - 8 < int.from_bytes(reply[:8], 'big'):
         left = end - time.monotonic()
         if left <= 0:
-            reason = f"TimeoutError: no result within {request['seconds']} seconds: an endless loop?"
+            reason = f'TimeoutError: no result within {seconds:.0f} seconds: an endless loop?'
             break
         if not select.select([into], [], [], left)[0]:
             continue
-        piece = os.read(into, 1 << 16)
-        data += piece
-        # the line's end, not the pipe's: a process left behind may hold that open
-        if not piece or piece.endswith(b'\n') or len(data) > RESULT_LIMIT:
+        piece = os.read(into, 1 << 20)
+        reply += piece
+        if not piece or len(reply) > limit + 8:
             break
     os.close(into)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -89,17 +96,11 @@ def answer(request, lab):
     kill_all_others()
     with contextlib.suppress(ChildProcessError):
         _, status = os.waitpid(pid, 0)
-        if not reason and os.WIFSIGNALED(status) and not data:
+        if not reason and os.WIFSIGNALED(status) and not reply:
             reason = f'it was ended by {signal.Signals(os.WTERMSIG(status)).name}: too much memory or time, or a crash'
-    if not reason:
-        try:
-            result = json.loads(data)
-            if isinstance(result, dict):
-                return result
-        except (ValueError, RecursionError):
-            pass
+    if not reason and not 8 < len(reply) <= limit + 8:
         reason = 'it ended without a result (os._exit, sys.exit or a crash)'
-    return {'error': reason, 'line': None}
+    return reason or reply[8:]
 
 
 def kill_all_others():
@@ -124,33 +125,30 @@ def is_zombie(pid):
 
 
 def main():
-    lab = sys.argv[1]
+    folder = sys.argv[1]
     answers = os.dup(1)
     os.set_inheritable(answers, False)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    sys.path.insert(0, os.path.join(lab, 'tests'))
-    sys.path.insert(0, lab)
-    import torch
-
-    torch.set_num_threads(1)
-    # everything that a child needs but models.py, once for all
-    import checking  # noqa: F401
-    import probes  # noqa: F401
-    import torchvision  # noqa: F401
-
-    import create_input_files  # noqa: F401
-    from lab.decode import metrics  # noqa: F401
+    sys.path[:0] = [folder, os.path.dirname(os.path.abspath(__file__))]
+    import protocol
+    protocol.torch.set_num_threads(1)
+    import lab.data.encoders  # noqa: F401  what models.py needs, once for all
+    limit = protocol.HEADER + protocol.PAYLOAD + 4
 
     gc.freeze()
     requests = os.fdopen(os.dup(0), 'rb')
     os.dup2(nothing, 0)
-    os.write(answers, b'{"ready": true}\n')
-    for line in requests:
-        request = json.loads(line)
-        found = {'id': request['id'], 'result': answer(request, lab)}
-        os.write(answers, json.dumps(found).encode() + b'\n')
+    os.write(answers, REPLY.pack(0, 0))
+    while head := requests.read(REQUEST.size):
+        number, seconds, length = REQUEST.unpack(head)
+        reply = answer(requests.read(length), seconds, folder, limit)
+        if isinstance(reply, str):
+            reply = protocol.pack({'arrays': {}, 'errors': {'all': {'error': reply, 'line': None}}})
+        view = memoryview(REPLY.pack(number, len(reply)) + reply)
+        while view:
+            view = view[os.write(answers, view):]
 
 
 if __name__ == '__main__':

@@ -1,26 +1,33 @@
-"""Run probes on a submission in a sandbox of its own.
+"""Ask a submission in a sandbox of its own.
 
 bubblewrap gives the submission a file system with only Python, the packages and a clean assignment, all read-only, a
-small /tmp, no network, and process numbers of its own. Resource limits hold inside (``runner.py``). Where bubblewrap
-is missing the limits are all there is; ``missing_isolation`` says so.
+small /tmp, no network, and process numbers of its own. A control group limits the memory of all its processes, files
+in memory counted. Each process has limits of its own (``runner.py``). ``missing_isolation`` says what is not there.
 """
 
+import contextlib
 import functools
-import json
 import os
+import pickle
 import select
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from pathlib import Path
+
+from instructor.expected import protocol
+from instructor.grading.runner import PROCESSES, REPLY, REQUEST
 
 RUNNER = Path(__file__).with_name('runner.py')
 START = 60         # seconds for Python and torch to be loaded
 RESTARTS = 12      # of a sandbox that the submission has ended
-RESULT_LIMIT = 9 << 20
+SECONDS = 12       # for one request
+IN_ALL = 150       # seconds for all requests of a submission
+MEMORY = 5 << 29   # bytes of all its processes together
 TMP = 64 << 20     # bytes of /tmp
 NOBODY = 65534
 
@@ -42,9 +49,47 @@ def missing_isolation():
     """What is not isolated here, in words; empty where all is."""
     if bubblewrap():
         return ''
-    return ('bubblewrap (the command bwrap) is missing or not allowed here, so submissions are NOT kept from this '
-            "machine's files, network and processes: only memory, time and file sizes are limited. Install it, or "
-            'grade only in a container or virtual machine that holds nothing else.')
+    return ('bubblewrap (the command bwrap) is missing or not allowed here. Submissions are NOT kept from this '
+            "machine's files, network and processes: a submission can read the reference and others' work, change "
+            'their results and leave processes behind. Only memory and time of each process are limited.')
+
+
+@contextlib.contextmanager
+def control_group():
+    """A control group with limits on memory and processes: the files to which a process writes its number to join.
+
+    :return: list of paths; empty where this machine lets us make none
+    """
+    made, join = [], []
+    processes = {'pids.max': 2 * PROCESSES}
+    for hierarchy, limits in (('/sys/fs/cgroup', {'memory.max': MEMORY, 'memory.swap.max': 0, **processes}),  # version 2
+                              ('/sys/fs/cgroup/memory', {'memory.limit_in_bytes': MEMORY}),
+                              ('/sys/fs/cgroup/pids', processes)):
+        with contextlib.suppress(OSError):
+            if not (Path(hierarchy) / 'cgroup.procs').exists():
+                continue
+            group = Path(tempfile.mkdtemp(prefix='grader-', dir=hierarchy))
+            made.append(group)
+            for name, value in limits.items():
+                if name != 'memory.swap.max' or (group / name).exists():
+                    (group / name).write_text(str(value))
+            join.append(group / 'cgroup.procs')
+    try:
+        yield join
+    finally:
+        for group in made:
+            for _ in range(50):
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+                    break
+                time.sleep(0.02)
+
+
+@functools.cache
+def has_control_group():
+    """Whether the memory of a whole submission can be limited here."""
+    with control_group() as join:
+        return any('pids' not in str(path) for path in join)
 
 
 def _wrap(command):
@@ -75,41 +120,51 @@ def _wrap(command):
 
 
 class Sandbox:
-    """Answers requests of the form probe and inputs; starts itself anew when the submission has ended it.
+    """Carries out requests; starts itself anew when the submission has ended it.
 
     :param lab: folder of a clean assignment with the submission laid in
     """
 
     def __init__(self, lab):
-        self.lab, self.process, self.starts, self.number = Path(lab).resolve(), None, 0, 0
+        self.lab, self.process, self.starts, self.number, self.spent = Path(lab).resolve(), None, 0, 0, 0.0
+        self.broken = None  # the error that loading models.py ends in
+        self.groups = contextlib.ExitStack()
 
     def __enter__(self):
+        self.join = self.groups.enter_context(control_group())
+        self.broken = self.run({'calls': None})['errors'].get('all')
         return self
 
     def __exit__(self, *_):
         self.stop()
+        self.groups.close()
 
     def start(self):
         """:return: whether it is running now"""
         self.starts += 1
         if bubblewrap():
-            command = [*_wrap(bubblewrap()), '--ro-bind', str(self.lab), '/lab', '--ro-bind', str(RUNNER), '/runner.py']
+            command = [*_wrap(bubblewrap()), '--ro-bind', str(self.lab), '/lab', '--perms', '0755', '--dir', '/runner',
+                       '--ro-bind', str(RUNNER), '/runner/runner.py',
+                       '--ro-bind', protocol.__file__, '/runner/protocol.py']
             if os.getuid() == 0:  # limits on the number of processes do not hold for root
                 command += ['--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID', 'setpriv', f'--reuid={NOBODY}',
                             f'--regid={NOBODY}', '--clear-groups', '--no-new-privs', '--inh-caps=-all']
-            command += [sys.executable, '-s', '-B', '/runner.py', '/lab']
+            command += [sys.executable, '-s', '-B', '/runner/runner.py', '/lab']
             environment = None
         else:
             runner = shutil.copyfile(RUNNER, self.lab / '.runner.py')  # where it lies, nobody may be locked out
+            shutil.copyfile(protocol.__file__, self.lab / 'protocol.py')
             command = [sys.executable, '-s', '-B', str(runner), str(self.lab)]
             environment = {'PATH': os.environ.get('PATH', ''), 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
         # never as root, who may do anything; in bubblewrap setpriv sees to it
         nobody = dict(user=NOBODY, group=NOBODY, extra_groups=[]) if os.getuid() == 0 and not bubblewrap() else {}
+        if self.join and not nobody:
+            joining = ' && '.join(f'echo $$ > {path}' for path in self.join)
+            command = ['/bin/sh', '-c', f'{joining} && exec "$@"', 'sh', *command]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=subprocess.DEVNULL, env=environment, start_new_session=True, **nobody)
         self.buffer = b''
-        ready = self._read(START)
-        if ready != {'ready': True}:
+        if self._read(START) != (0, b''):
             self.stop()
             return False
         return True
@@ -117,55 +172,75 @@ class Sandbox:
     def stop(self):
         if self.process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
-            try:
+            with contextlib.suppress(OSError):
                 pipe.close()
-            except OSError:
-                pass
         self.process = None
 
-    def run(self, probe, inputs, seconds):
+    def ask(self, request):
         """
-        :param inputs: dict of the fields of ``probes.Inputs``
-        :param seconds: at most
-        :return: the result, as JSON holds it; {'error': ...} where there is none
+        :param request: as ``protocol.answer`` takes it
+        :return: the reply; its arrays hold what somebody wrote there
         """
+        if self.broken:
+            return {'arrays': {}, 'errors': {'all': self.broken}}
+        return self.run(request)
+
+    def slowness(self, request, steps):
+        """How many times as long as the yardstick, by this process's clock."""
+        work, yardstick = [], []
+        for _ in range(3):
+            for times, asked in ((work, request), (yardstick, {'yardstick': steps})):
+                start = time.perf_counter()
+                self.run(asked)
+                times.append(time.perf_counter() - start)
+        return min(work) / min(yardstick)
+
+    def run(self, request):
+        start, seconds = time.monotonic(), min(SECONDS, IN_ALL - self.spent)
+        if seconds <= 0:
+            return failed(f'not asked: its {IN_ALL} seconds are spent')
         if self.process is None and (self.starts > RESTARTS or not self.start()):
-            return {'error': 'the sandbox did not start' if self.starts == 1 else
-                    'the sandbox was ended by the submission again and again', 'line': None}
+            return failed('the sandbox did not start' if self.starts == 1 else
+                          'the sandbox was ended by the submission again and again')
         self.number += 1
-        request = {'id': self.number, 'probe': probe, 'inputs': inputs, 'seconds': seconds}
         try:
-            self.process.stdin.write(json.dumps(request).encode() + b'\n')
+            data = pickle.dumps(request)
+            self.process.stdin.write(REQUEST.pack(self.number, seconds, len(data)) + data)
             self.process.stdin.flush()
-            found = self._read(seconds + 15)
+            number, reply = self._read(seconds + 15) or (None, None)
         except OSError:
-            found = None
-        if not isinstance(found, dict) or found.get('id') != self.number or not isinstance(found.get('result'), dict):
+            number = None
+        self.spent += time.monotonic() - start
+        if number != self.number:
             self.stop()
-            return {'error': 'the sandbox was ended by the submission', 'line': None}
-        return found['result']
+            return failed('the sandbox was ended by the submission')
+        try:
+            return protocol.unpack(reply)
+        except Exception:  # whatever it wrote
+            return failed('it gave back something that is no reply')
 
     def _read(self, seconds):
-        """One JSON line, or None."""
+        """Number and bytes of one reply, or None."""
         end = time.monotonic() + seconds
-        while b'\n' not in self.buffer:
+        while len(self.buffer) < REPLY.size or len(self.buffer) < REPLY.size + REPLY.unpack_from(self.buffer)[1]:
             left = end - time.monotonic()
-            if left <= 0 or len(self.buffer) > RESULT_LIMIT:
+            if left <= 0 or len(self.buffer) > 2 * protocol.PAYLOAD:
                 return None
             if select.select([self.process.stdout], [], [], left)[0]:
-                piece = os.read(self.process.stdout.fileno(), 1 << 16)
+                piece = os.read(self.process.stdout.fileno(), 1 << 20)
                 if not piece:
                     return None
                 self.buffer += piece
-        line, _, self.buffer = self.buffer.partition(b'\n')
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+        number, length = REPLY.unpack_from(self.buffer)
+        reply, self.buffer = self.buffer[REPLY.size:REPLY.size + length], self.buffer[REPLY.size + length:]
+        return number, reply
+
+
+def failed(reason):
+    return {'arrays': {}, 'errors': {'all': {'error': reason, 'line': None}}}
+

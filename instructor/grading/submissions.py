@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 CODE = ('models.py', 'my_decoder.py')
 EVIDENCE = ('*.ipynb', 'report/*.ipynb', 'report/*.html', 'runs/*/*.json', 'runs/*/*.pth.tar', 'runs/*/figures/*.png')
-CODE_LIMIT, FILE_LIMIT, TOTAL_LIMIT = 1 << 20, 600 << 20, 2 << 30  # bytes
+CODE_LIMIT, FILE_LIMIT, TOTAL_LIMIT = 1 << 18, 600 << 20, 2 << 30  # bytes
 MOST_FILES = 5000
 OTHER_PEOPLES = ('.venv', 'venv', '__pycache__', '__MACOSX', '.git', '.ipynb_checkpoints', 'site-packages')
 
@@ -64,7 +64,7 @@ def read_submission(path):
 def _reader(path, limit):
     def read():
         if path.stat().st_size > limit:
-            raise SubmissionError(f'{path.name} is larger than {limit >> 20} MB')
+            raise SubmissionError(f'{path.name} is larger than {limit >> 10} kB')
         return path.read_bytes()
     return read
 
