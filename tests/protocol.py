@@ -256,9 +256,9 @@ def gradients(values, tensors, name):
     found = [None] * len(tensors)
     if torch.is_tensor(loss):
         found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    found = [torch.zeros_like(tensor) if own is None else own for tensor, own in zip(tensors.values(), found, strict=True)]
-    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(own, key)
-            for key, own in zip(tensors, found, strict=True)}
+    zeros = map(torch.zeros_like, tensors.values())
+    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(zero if own is None else own, key)
+            for key, own, zero in zip(tensors, found, zeros, strict=True)}
 
 
 def word_by_word(module, encoder_out, words):

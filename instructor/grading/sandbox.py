@@ -62,7 +62,7 @@ def control_group():
     """
     made, join = [], []
     processes = {'pids.max': 2 * PROCESSES}
-    for hierarchy, limits in (('/sys/fs/cgroup', {'memory.max': MEMORY, 'memory.swap.max': 0, **processes}),  # version 2
+    for hierarchy, limits in (('/sys/fs/cgroup', {'memory.max': MEMORY, 'memory.swap.max': 0, **processes}),
                               ('/sys/fs/cgroup/memory', {'memory.limit_in_bytes': MEMORY}),
                               ('/sys/fs/cgroup/pids', processes)):
         with contextlib.suppress(OSError):
