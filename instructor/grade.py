@@ -98,9 +98,8 @@ def grade(code, clean, hidden, fresh):
         with Sandbox(lab) as sandbox:
             unseen = checking.Subject(sandbox.ask, fresh, hidden, sandbox.slowness)
             shown = checking.Subject(sandbox.ask, checking.Stored(), Inputs(), sandbox.slowness)
-            for what in ('shapes', 'layers'):  # later requests name the layers that a TODO asks for
-                for kind in ('plain', 'attention', 'attentive'):
-                    unseen.reply(f'{kind}_{what}', ())
+            for todo in (1, 3, 4):  # first: later requests name the layers that a TODO asks for
+                checking.judge(todo, unseen, {name for name, _ in checking.checks(todo)} - {'test_layers'})
             return [verdict for todo in TODOS for verdict in explained(checking.judge(todo, unseen), shown)]
 
 
@@ -295,7 +294,7 @@ def grade_one(path, name, output, clean, hidden, fresh):
         pass
     verdicts = grade(code, clean, hidden, fresh)
     try:
-        remarks = limited.call(evidence.look, str(path))
+        remarks = limited.call(evidence.look_at, str(path))
     except limited.LimitError as error:
         remarks = [f'what the notebooks left: {error}']
     result = {'name': name, 'points': sum(v.points for v in verdicts), 'possible': sum(v.possible for v in verdicts),

@@ -1,10 +1,9 @@
 """Make anew all that follows from the reference, the checks and the rubric: ``make remake``.
 
-In this order: the student's ``models.py``, ``tests/expected.json``, the handout. Nothing is written if the reference
+In this order: the student's ``models.py``, ``tests/expected.npz``, the handout. Nothing is written if the reference
 fails its own tests or the checks of a TODO. docs/instructors.md says what to change by hand before.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ import sys
 
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE, student_source
-from instructor.expected import EXPECTED, WrongReference, differences, expected
+from instructor.expected import EXPECTED, WrongReference, as_file, differences, expected
 from instructor.handout import NAME, HandoutError, build, prove_nothing_is_given_away
 from utils import atomic_path
 
@@ -31,10 +30,10 @@ def prove_the_reference():
 
 def write(path, content, same):
     """:param same: function old content -> whether it says the same"""
-    changed = not (path.exists() and same(path.read_text(encoding='utf-8')))
+    changed = not (path.exists() and same(path.read_bytes()))
     if changed:
         with atomic_path(path) as temporary:
-            temporary.write_text(content, encoding='utf-8')
+            temporary.write_bytes(content)
     log(path, changed)
 
 
@@ -45,10 +44,11 @@ def log(path, changed):
 def main():
     try:
         prove_the_reference()
-        models, results = student_source(REFERENCE.read_text(encoding='utf-8')), expected()
+        models = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
+        results = as_file(*expected())
         write(ROOT / 'models.py', models, lambda old: old == models)
         # on another machine the last digits are others: no reason to write it
-        write(EXPECTED, json.dumps(results), lambda old: not any(differences(json.loads(old), results)))
+        write(EXPECTED, results, lambda old: not any(differences(old, results)))
         archive = HANDOUT / f'{NAME}.zip'
         before = archive.read_bytes() if archive.exists() else None
         build(HANDOUT)

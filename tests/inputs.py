@@ -133,7 +133,9 @@ def build(name, inputs, layers, stubs=()):
     made = {layer: ['Dropout', dropout] if of == 'Dropout' else [of, *sizes] for layer, (of, *sizes) in made.items()}
     request = {'make': CLASS[kind], 'sizes': inputs.sizes(kind, dropout), 'stubs': list(stubs), 'tensors': tensors,
                'calls': calls}
-    if what in ('shapes', 'layers'):  # on what is there, nothing is put in
+    if what == 'shapes':  # nothing in it tells the names that are asked for
+        return {**request, 'stubs': ['attention']}
+    if what == 'layers':  # on what is there, nothing is put in
         return {**request, 'stubs': ['attention'], 'weights': inputs.weights(shapes)}
     return {**request, 'layers': made, 'weights': inputs.weights(shapes)}
 

@@ -37,12 +37,17 @@ def read(path):
             'notes': submission.notes}
 
 
-def look(path):
+def look_at(path):
+    """:func:`look` at the submission of a path."""
+    return look(read_submission(path))
+
+
+def look(submission):
     """
-    :param path: of a submission
+    :param submission: ``submissions.Submission``
     :return: list of remarks, one sentence each; empty if all agrees
     """
-    submission, remarks = read_submission(path), []
+    remarks = []
     for name in NOTEBOOKS:
         remarks += [f'{name}: {remark}' for remark in guarded(notebook, submission, name)]
     for decoder in DECODERS:

@@ -2,15 +2,16 @@
 
     python runner.py LAB_FOLDER
 
-A request comes in on stdin: its number, seconds and length, then a pickle. Its number, the reply's length and the
-reply (``tests/protocol.py``) go out on the descriptor that stdout was. This process itself never loads ``models.py``:
-each request is carried out by a child of its own, which may crash, hang or eat its memory. Nothing here decides about
-points; whatever the student's code does to this process can only spoil his own replies.
+A request comes in on stdin: its number, seconds and length, then a pickle. Out on the descriptor that stdout was go its
+number, the seconds of a processor that it took, the reply's length and the reply (``tests/protocol.py``). This process
+itself never loads ``models.py``: each request is carried out by a child of its own, which may crash, hang or eat its
+memory. Nothing here decides about points; whatever the student's code does here can only spoil his own replies.
 
 It must not import anything of the repository but ``protocol.py`` beside it and what lies in LAB_FOLDER.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import pickle
@@ -24,7 +25,8 @@ import time
 MEMORY = 1 << 30     # bytes that a child may take beyond what it starts with
 PROCESSES = 24       # threads count as well
 FILE_LIMIT = 32 << 20
-REQUEST, REPLY = struct.Struct('>Idq'), struct.Struct('>Iq')  # number, seconds, length; number, length
+REQUEST = REPLY = struct.Struct('>Idq')  # number, seconds, length
+NOT_DUMPABLE, SUBREAPER = (4, 0), (36, 1)  # of prctl: nobody reads or writes this memory; orphans become our children
 
 
 def limit_resources(seconds):
@@ -66,8 +68,10 @@ def child(data, seconds, out, lab):
 def answer(data, seconds, lab, limit):
     """Fork a child for a request and wait for it, but not too long.
 
-    :return: the reply's bytes, or a sentence on why there is none
+    :return: the reply's bytes, or a sentence on why there is none; seconds that it and what it started took of a
+        processor: they do not depend on what else runs
     """
+    before = processor_seconds()
     into, out = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -94,13 +98,21 @@ def answer(data, seconds, lab, limit):
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     kill_all_others()
+    _, status = os.waitpid(pid, 0)
     with contextlib.suppress(ChildProcessError):
-        _, status = os.waitpid(pid, 0)
-        if not reason and os.WIFSIGNALED(status) and not reply:
-            reason = f'it was ended by {signal.Signals(os.WTERMSIG(status)).name}: too much memory or time, or a crash'
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass  # orphans
+    if not reason and os.WIFSIGNALED(status) and not reply:
+        reason = f'it was ended by {signal.Signals(os.WTERMSIG(status)).name}: too much memory or time, or a crash'
     if not reason and not 8 < len(reply) <= limit + 8:
         reason = 'it ended without a result (os._exit, sys.exit or a crash)'
-    return reason or reply[8:]
+    return reason or reply[8:], processor_seconds() - before
+
+
+def processor_seconds():
+    """Of all processes that have ended below this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def kill_all_others():
@@ -140,13 +152,15 @@ def main():
     gc.freeze()
     requests = os.fdopen(os.dup(0), 'rb')
     os.dup2(nothing, 0)
-    os.write(answers, REPLY.pack(0, 0))
+    for option, value in (NOT_DUMPABLE, SUBREAPER):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    os.write(answers, REPLY.pack(0, 0, 0))
     while head := requests.read(REQUEST.size):
         number, seconds, length = REQUEST.unpack(head)
-        reply = answer(requests.read(length), seconds, folder, limit)
+        reply, taken = answer(requests.read(length), seconds, folder, limit)
         if isinstance(reply, str):
             reply = protocol.pack({'arrays': {}, 'errors': {'all': {'error': reply, 'line': None}}})
-        view = memoryview(REPLY.pack(number, len(reply)) + reply)
+        view = memoryview(REPLY.pack(number, taken, len(reply)) + reply)
         while view:
             view = view[os.write(answers, view):]
 

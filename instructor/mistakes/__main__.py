@@ -1,20 +1,17 @@
 """Print the known mistakes with the checks that catch them: ``python -m instructor.mistakes``."""
 
-import functools
 import tempfile
 
 from tqdm import tqdm
 
-from instructor.expected import load, probes
-from instructor.judge import checking, judge
+from instructor.expected import checking, load
 from instructor.mistakes import correct_solutions, mistakes
 
 
 def caught_by(mistake, folder):
     """Names of the checks of its TODO that fail."""
-    models = load(mistake.source(), folder)
-    run = functools.cache(lambda probe: probes.run(probe, models))
-    return [v.test for v in judge(mistake.todo, run, checking.Stored(), probes.Inputs()) if v.outcome == 'failed']
+    subject = checking.in_this_process(load(mistake.source(), folder))
+    return [v.test for v in checking.judge(mistake.todo, subject) if v.outcome == 'failed']
 
 
 def table(caught):

@@ -1,7 +1,6 @@
 """Right solutions, mistakes and attacks, graded in one go: every row of the table is right."""
 
 import csv
-import dataclasses
 import json
 import os
 import pickle
@@ -19,11 +18,10 @@ import pytest
 
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
-from instructor.expected import probes
-from instructor.grade import draw_inputs, fingerprint, grade_all, gradescope, page, printable, table, unique_names, zero
-from instructor.grading import sandbox
+from instructor.expected import Fresh, checking, inputs, load, protocol
+from instructor.grade import draw_inputs, grade_all, gradescope, page, printable, table, unique_names, zero
+from instructor.grading import evidence, limited, sandbox
 from instructor.grading.submissions import SubmissionError, read_submission
-from instructor.judge import checking
 from instructor.mistakes import correct_solutions, mistakes
 
 RIGHT = REFERENCE.read_text(encoding='utf-8')
@@ -64,29 +62,66 @@ for folder in ('.', '/tmp', '/lab', '/autograder/results', os.path.expanduser('~
     except OSError:
         pass
 """,
-    'replaces_the_checks': """
+    'replaces_the_protocol': """
 import sys, types
 import numpy, torch
 torch.allclose = torch.equal = lambda *a, **k: True
 torch.testing.assert_close = lambda *a, **k: None
 numpy.allclose = lambda *a, **k: True
-import checking, probes
-checking.Found.same = checking.Found.require = checking.Found.wrong = lambda *a, **k: None
-checking.rubric = lambda: {}
 sys.modules['pytest'] = types.ModuleType('pytest')
-probes.run = lambda *a, **k: {'h': numpy.zeros(3), 'mode': 'stand-in'}
+import protocol
+def answer(request, models):
+    names = {output + call['name'] for call in request['calls'] for output in call['outputs']}
+    return {'arrays': {name: numpy.ones((5, 8), dtype='float32') for name in names}, 'errors': {}}
+protocol.answer = answer
+protocol.Devices.on_cpu = lambda *a: False
+""",
+    # the names and sizes of the layers come with requests, for those who have not made them
+    'makes_layers_of_the_request': """
+import sys
+from torch import nn
+def build(self, *args, **sizes):
+    nn.Module.__init__(self)
+    frame = sys._getframe()
+    while frame:
+        for request in [v for v in frame.f_locals.values() if isinstance(v, dict)]:
+            for name, shape in [(n, w.shape) for n, w in request.get('weights', {}).items()]:
+                part, _, last = name.rpartition('.')
+                if '.' not in part and last == 'weight' and len(shape) == 2 and part not in self._modules:
+                    setattr(self, part, nn.Embedding(*shape) if part == 'embedding' else nn.Linear(shape[1], shape[0]))
+            for name, (kind, *of) in request.get('layers', {}).items():
+                if hasattr(nn, kind):
+                    setattr(self, name, getattr(nn, kind)(*of))
+        frame = frame.f_back
+Attention.__init__ = DecoderWithRNN.__init__ = DecoderWithAttention.__init__ = build
 """,
     # the public values are in the handout; they must not be worth anything
     'answers_with_the_public_values': """
-import json, pathlib
-import checking, probes
-known = json.loads((pathlib.Path(probes.__file__).parent / 'expected.json').read_text())['expected']
-probes.run = lambda name, *a: checking.from_json(
-    known.get(name, {}).get('stand-in', known.get(name, {}).get('', {'seconds': 1.0, 'yardstick': 1.0})))
+import protocol
+try:
+    import checking
+    stored = checking.Stored()
+    protocol.answer = lambda request, models: {
+        'arrays': {name: array for name, (_, array) in stored.expected('plain_step', ()).items()}, 'errors': {}}
+except ImportError:
+    pass
+""",
+    'all_weights_equal': """
+def forward(self, encoder_out, decoder_hidden, keys=None):
+    alpha = encoder_out.new_full(encoder_out.shape[:2], 1 / encoder_out.shape[1])
+    return (alpha.unsqueeze(2) * encoder_out).sum(1), alpha
+Attention.forward = forward
+""",
+    'infinite_weights': """
+def forward(self, encoder_out, decoder_hidden, keys=None):
+    alpha = encoder_out.new_full(encoder_out.shape[:2], 1 / encoder_out.shape[1])
+    alpha[0, 0] = float('inf')
+    return encoder_out.new_zeros(len(alpha), encoder_out.shape[2]), alpha
+Attention.forward = forward
 """,
     'reads_the_reference': f"""
 import pathlib, sys
-for place in ({str(REFERENCE)!r}, '/lab/instructor/models.py', '../instructor/models.py', '/runner.py'):
+for place in ({str(REFERENCE)!r}, '/lab/instructor/models.py', '../instructor/models.py', '/runner/runner.py'):
     try:
         text = pathlib.Path(place).read_text()
         if 'BEGIN SOLUTION' in text:
@@ -137,8 +172,8 @@ from torch.nn.utils.rnn import pad_packed_sequence
 
 
 def forward(self, *batch):
-    from lab.more.decoder import Decoder
-    predictions, *others = Decoder.forward(self, *batch)
+    from lab.{module} import {name}
+    predictions, *others = {name}{method}(self, *batch)
     return pad_packed_sequence(predictions, batch_first=True)[0], *others
 
 
@@ -173,8 +208,8 @@ def listener():
 
 # one of each kind, for every day
 A_FEW = ('right', 'nothing_done', 'syntax_error', 'not_installed', 'kills_its_parent', 'fake_report',
-         'replaces_the_checks', 'deletes_files', 'takes_forward_from_the_base_class', 'connects', 'exits_in_attention',
-         'mistake_1', 'hard_coded_sizes')
+         'replaces_the_protocol', 'makes_layers_of_the_request', 'deletes_files', 'takes_forward_from_fast', 'connects',
+         'exits_in_attention', 'mistake_1', 'hard_coded_sizes', 'infinite_weights')
 
 
 @pytest.fixture(scope='module', params=['a_few', pytest.param('all', marks=pytest.mark.slow)])
@@ -197,7 +232,10 @@ def graded(request, tmp_path_factory, listener):
         add(name, OPEN + source, none)
     for name, source in ON_ALL_RIGHT.items():
         add(name, RIGHT + source, full)
-    add('takes_forward_from_the_base_class', RIGHT + TAKES_FORWARD, {**full, 2: 0, 5: 0})
+    for name, module, function, method in (('base_class', 'more.decoder', 'Decoder', '.forward'),
+                                           ('fast', 'train.fast', 'fast_forward', '')):
+        add(f'takes_forward_from_{name}', RIGHT + TAKES_FORWARD.format(module=module, name=function, method=method),
+            {**full, 2: 0, 5: 0})
     add('connects', RIGHT + NETWORK.format(port=listener[0]), full)
     layers_only = {**full, 3: checking.rubric()[3]['points']['test_layers']}
     for name, source in IN_ONE_METHOD.items():
@@ -252,15 +290,16 @@ def test_nobody_got_out(graded, listener):
 
 @needs_isolation
 def test_pages_say_what_is_wrong(graded):
-    page_of = {name: (graded[2] / name / 'page.html').read_text() for name in graded[0]}
+    page_of = {name: (graded[2] / 'pages' / name / 'page.html').read_text() for name in graded[0]}
     assert 'SyntaxError' in page_of['syntax_error']
     assert 'a_package_that_nobody_has' in page_of['not_installed']
     if 'endless_loop' in page_of:  # not among the few
         assert 'no result within' in page_of['endless_loop']
+    assert 'computes what the TODOs ask for' in page_of['takes_forward_from_fast']
     assert 'not done yet' in page_of['nothing_done']
     assert 'hard-coded' in page_of['hard_coded_sizes']
     for name in graded[0]:
-        result = json.loads((graded[2] / name / 'results.json').read_text())
+        result = json.loads((graded[2] / 'pages' / name / 'results.json').read_text())
         assert result['score'] == graded[0][name][0]['points'] == sum(t['score'] for t in result['tests'])
         assert sum(t['max_score'] for t in result['tests']) == sum(ALL.values())
 
@@ -276,21 +315,27 @@ def test_a_second_run_takes_over_what_is_there(graded, monkeypatch):
 
 
 def test_hidden_inputs_have_sizes_of_their_own():
-    public = vars(probes.Inputs())
+    public = vars(inputs.Inputs())
     for seed in range(200):
         hidden = draw_inputs(seed)
         sizes = [hidden.batch, hidden.num_pixels, hidden.encoder_dim, hidden.embed_dim, hidden.decoder_dim,
                  hidden.attention_dim, max(hidden.lengths) - 1]
-        assert len(set(sizes)) == len(sizes) and hidden.num_pixels != probes.Inputs().num_pixels
+        assert len(set(sizes)) == len(sizes) and hidden.num_pixels != inputs.Inputs().num_pixels
         for name in ('batch', 'encoder_dim', 'embed_dim', 'decoder_dim', 'attention_dim', 'vocab_size', 'shift'):
             assert getattr(hidden, name) != public[name]
 
 
-def test_changed_submissions_are_graded_again(tmp_path):
-    (tmp_path / 'models.py').write_text(RIGHT)
-    before = fingerprint(tmp_path)
-    (tmp_path / 'models.py').write_text(RIGHT + '\n')
-    assert fingerprint(tmp_path) != before
+def test_what_is_kept_is_known_by_its_content(tmp_path):
+    """Not by its size and time: another solution may have both."""
+    path = tmp_path / 'models.py'
+    path.write_text(RIGHT)
+    before = limited.call(evidence.read, str(path))
+    path.write_text(RIGHT.replace('eqs. 4 and 5', 'eqs. 5 and 4'))
+    os.utime(path, ns=(0, 0))
+    after = limited.call(evidence.read, str(path))
+    assert before['digest'] != after['digest'] and before['code'] != after['code']
+    path.write_text(RIGHT)
+    assert limited.call(evidence.read, str(path)) == before
 
 
 def test_a_crash_of_the_grader_gives_nothing_and_stops_nobody(tmp_path, monkeypatch):
@@ -383,9 +428,17 @@ def test_no_such_submission_and_no_zip(tmp_path):
         read_submission(tmp_path / 'a.zip')
 
 
-def test_names_of_results_are_unique_and_harmless():
-    names = unique_names(['x/a.zip', 'y/a.zip', 'z/..', 'q/=cmd|calc.py'])
-    assert list(names.values()) == ['a', 'a_2', 'submission', '_cmd_calc'] and len(set(names.values())) == 4
+def test_names_of_results_are_those_of_the_submissions(tmp_path):
+    paths = ['x/a.zip', 'y/a.zip', 'z/..', 'q/=cmd|calc.py', 'anna.meier', 'anna.schulz.zip', 'b/models.py',
+             'grades.csv']
+    names = unique_names(paths, tmp_path)
+    assert list(names.values()) == ['a', 'a_2', tmp_path.cwd().name, '_cmd_calc', 'anna.meier', 'anna.schulz', 'b',
+                                    'grades.csv']
+    page_of_another = tmp_path / 'pages' / 'a'
+    page_of_another.mkdir(parents=True)
+    (page_of_another / 'grade.json').write_text(json.dumps({'source': str(Path('x/a.zip').resolve())}))
+    assert unique_names(['y/a.zip'], tmp_path) == {'y/a.zip': 'a_2'}  # a second call on another list
+    assert unique_names(['x/a.zip'], tmp_path) == {'x/a.zip': 'a'}
 
 
 def test_tables_and_pages_do_not_carry_what_a_submission_writes():
@@ -422,16 +475,53 @@ def test_an_environment_that_is_a_link(tmp_path, monkeypatch):
         assert done.stdout == expected, done.stderr
 
 
-@pytest.mark.skipif(os.name != 'posix', reason='the sandbox needs Unix')
-def test_speed_is_measured_finely_in_the_sandbox():
-    """With a clock of 4 ms a step, as the process's is there, a right solution looks endlessly slow now and then."""
+@needs_isolation
+def test_speed_is_measured_from_outside():
+    """A right solution takes about as long as the yardstick; a loop over captions or pixels far longer."""
+    given = draw_inputs('speed')
+    slow = {m.name: m for m in mistakes() if m.name in ('caption by caption', 'pixel by pixel')}
+    ratios = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        with sandbox.Sandbox(assemble(REFERENCE, Path(folder) / 'lab')) as box:
-            ran = {name: [box.run(name, dataclasses.asdict(probes.Inputs()), 60) for _ in range(3)]
-                   for name in ('plain_speed', 'attention_speed', 'attentive_speed')}
-    ratios = {name: [result['seconds'] / result['yardstick'] for result in results] for name, results in ran.items()}
-    assert all(0.3 < ratio < 4 for found in ratios.values() for ratio in found), ratios
+        fresh = Fresh(given, load(RIGHT, folder))
+        for name, source in {'right': RIGHT, **{name: mistake.source() for name, mistake in slow.items()}}.items():
+            lab = assemble(REFERENCE, Path(folder) / 'lab')
+            (lab / 'models.py').write_text(source)
+            with sandbox.Sandbox(lab) as box:
+                subject = checking.Subject(box.ask, fresh, given, box.slowness)
+                ratios[name] = {kind: subject.slowness(f'{kind}_speed', ()) for kind in checking.SLOWEST}
+    print(ratios)
+    assert all(ratio < checking.SLOWEST[kind] / 2 for kind, ratio in ratios['right'].items()), ratios
+    assert ratios['pixel by pixel']['attention'] > 2 * checking.SLOWEST['attention'], ratios
+    assert ratios['caption by caption']['attentive'] > 2 * checking.SLOWEST['attentive'], ratios
+
+
+def test_replies_that_are_none(tmp_path):
+    """Whatever comes back, reading it takes neither memory nor time."""
+    good = protocol.pack({'arrays': {'h': inputs.wave(3, 4)}, 'errors': {}})
+    assert (protocol.unpack(good)['arrays']['h'] == inputs.wave(3, 4)).all()
+    header = [b'{"arrays": [["h", "float32", [1000000, 1000000]]], "errors": {}}', b'[' * 100_000, b'[[],' * 60_000,
+              b'{"arrays": [["h", "object", [1]]], "errors": {}}', b'{"arrays": [["h", "<U9", [1]]], "errors": {}}',
+              b'{"arrays": [["h", "float32", [-1]]], "errors": {}}', b'{}',
+              b'{"arrays": [], "errors": {"a": 3}}', b'\xff']
+    for data in [b'', b'1', good[:-1], good + b'1', b'\xff' * 100, *(len(h).to_bytes(4, 'big') + h for h in header)]:
+        with pytest.raises(Exception):  # noqa: B017, PT011  the sandbox takes any for no reply
+            protocol.unpack(data)
+
+
+def big_list(path):
+    return len([0] * (1 << 30))
+
+
+def endless(path):
+    time.sleep(1000)
+
+
+def test_what_a_submission_left_is_read_with_limits(monkeypatch):
+    for function in (big_list, endless):
+        monkeypatch.setattr(limited, 'SECONDS', 5)
+        with pytest.raises(limited.LimitError, match='cannot be read within'):
+            limited.call(function, 'x')
 
 
 def test_a_sandbox_that_does_not_work_is_no_zero(tmp_path, monkeypatch):

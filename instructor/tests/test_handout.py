@@ -17,8 +17,8 @@ from warm import run_module
 from instructor import bonus, handout
 from instructor.assemble import ROOT, wanted_files
 from instructor.cut import REFERENCE
+from instructor.expected import checking
 from instructor.handout import NAME, HandoutError, build, files, pack, prove_it_works, prove_nothing_is_given_away
-from instructor.judge import checking
 
 
 @pytest.fixture(scope='module')
@@ -33,7 +33,7 @@ def test_what_is_in_it(built):
     assert names == {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()}
     for wanted in ('ASSIGNMENT.md', 'models.py', 'solver.py', 'train_rnn.ipynb', 'report/report.ipynb',
                    'requirements.txt', 'tests/test_todo1.py', 'tests/test_todo5.py', 'tests/rubric.toml',
-                   'tests/expected.json', 'notes/1_one_word_at_a_time.ipynb', 'notes/seq2seq.py'):
+                   'tests/expected.npz', 'notes/1_one_word_at_a_time.ipynb', 'notes/seq2seq.py'):
         assert wanted in names
     assert not [n for n in names if n.startswith(('instructor', 'tests/given', '.')) or n.endswith(('.pyc', '.tar'))]
     assert not names & {'docs/grading.md', 'docs/instructors.md'}

@@ -1,7 +1,6 @@
 """Every mistake of the library is caught and named by its TODO's checks; every right solution passes."""
 
 import functools
-import json
 import re
 import subprocess
 import sys
@@ -10,25 +9,28 @@ import pytest
 
 from instructor import expected
 from instructor.assemble import ROOT
-from instructor.expected import load, probes
-from instructor.judge import TODOS, checking, checks, judge
+from instructor.expected import TODOS, checking, load
 from instructor.mistakes import __main__ as command
 from instructor.mistakes import correct_solutions, mistakes
 
-SLOW = ('test_learns_a_few_captions_by_heart', 'test_speed')
+SLOW = ('test_speed',)
+STORED = checking.Stored()
 MISTAKES, CORRECT = mistakes(), correct_solutions()
 
 
 def verdicts(source, folder, todo, skip=()):
-    models = load(source, folder)
-    return judge(todo, functools.cache(lambda probe: probes.run(probe, models)), checking.Stored(), probes.Inputs(),
-                 skip)
+    return checking.judge(todo, subject(source, folder), skip)
+
+
+@functools.cache
+def subject(source, folder):
+    return checking.in_this_process(load(source, folder), STORED)
 
 
 @pytest.mark.parametrize('mistake', MISTAKES, ids=lambda m: f'{m.todo}: {m.name}')
 def test_mistake_is_caught_and_named_by_its_todo(mistake, tmp_path):
     quick = verdicts(mistake.source(), tmp_path, mistake.todo, SLOW)
-    if all(verdict.outcome == 'passed' for verdict in quick):  # only training or a clock tells
+    if all(verdict.outcome == 'passed' for verdict in quick):  # only a clock tells
         quick = verdicts(mistake.source(), tmp_path, mistake.todo)
     is_named(mistake, quick)
 
@@ -72,8 +74,8 @@ def test_library_is_large_and_its_names_are_unique():
 
 def test_rubric_and_checks_are_the_same():
     for todo, entry in checking.rubric().items():
-        assert list(entry['points']) == [name for name, _ in checks(todo)]
-        assert all(points > 0 for points in entry['points'].values())
+        assert list(entry['points']) == [name for name, _ in checking.checks(todo)]
+        assert all((points > 0) == (name != 'test_device') for name, points in entry['points'].items())
 
 
 def test_the_command_prints_mistakes_with_the_checks_that_catch_them(monkeypatch, capsys):
@@ -83,7 +85,7 @@ def test_the_command_prints_mistakes_with_the_checks_that_catch_them(monkeypatch
     printed = capsys.readouterr().out
     for mistake in few:
         caught, = re.findall(rf'^\| {re.escape(mistake.name)} \| {re.escape(mistake.about)} \| (.+) \|$', printed, re.M)
-        names = {name.removeprefix('test_').replace('_', ' ') for name, _ in checks(mistake.todo)}
+        names = {name.removeprefix('test_').replace('_', ' ') for name, _ in checking.checks(mistake.todo)}
         assert set(caught.split(', ')) <= names
     assert all(f'| {solution.name} | {solution.about} |' in printed for solution in CORRECT)
 
@@ -94,29 +96,30 @@ def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
     assert [load(f'ANSWER = {n}\n', tmp_path).ANSWER for n in range(9)] == list(range(9))
 
 
-def test_expected_values_are_up_to_date_but_for_training_and_speed(monkeypatch):
-    quick = {name: probe for name, probe in probes.PROBES.items() if not name.endswith(('_learning', '_speed'))}
-    assert len(probes.PROBES) - len(quick) == 5
-    monkeypatch.setattr(probes, 'PROBES', quick)
-    monkeypatch.setattr(expected, 'OF_TODO', {todo: [name for name in names if name in quick]
-                                              for todo, names in expected.OF_TODO.items()})
-    monkeypatch.setattr(expected.Fresh, 'wrong', lambda self: [])  # it asks for all probes
-    kept = {part: {name: value for name, value in of_part.items() if name in quick}
-            for part, of_part in json.loads(expected.EXPECTED.read_text()).items()}
-    assert list(expected.differences(json.loads(json.dumps(expected.expected())), kept)) == []
+def test_expected_values_are_up_to_date_but_for_mistakes(monkeypatch):
+    monkeypatch.setattr(expected, 'mistakes', list)
+    monkeypatch.setattr(expected.Fresh, 'wrong', lambda self: [])  # its clock takes time
+    index, numbers = expected.content_of(expected.EXPECTED.read_bytes())
+    kept = expected.as_file({**index, 'mistakes': {}}, numbers)
+    now, numbers = expected.expected()
+    assert list(expected.differences(expected.as_file({**now, 'mistakes': {}}, numbers), kept)) == []
 
 
 def test_a_difference_in_the_expected_values_is_said(monkeypatch, capsys):
-    kept = json.loads(expected.EXPECTED.read_text())
-    name = next(iter(kept['mistakes']))
-    kept['mistakes'][name]['another'] = kept['mistakes'][name].pop(next(iter(kept['mistakes'][name])))
-    monkeypatch.setattr(expected, 'expected', lambda: kept)
+    index, numbers = expected.content_of(expected.EXPECTED.read_bytes())
+    kept = expected.as_file(index, numbers)
+    name = next(name for name, known in index['mistakes'].items() if known)
+    index['mistakes'][name]['another'] = index['mistakes'][name].pop(next(iter(index['mistakes'][name])))
+    monkeypatch.setattr(expected, 'expected', lambda: (index, numbers))
     monkeypatch.setattr(sys, 'argv', ['expected', '--check'])
     with pytest.raises(SystemExit, match='is not what the reference gives'):
         expected.main()
-    assert f'/mistakes/{name}/another: only in one of them' in capsys.readouterr().out
-    assert not list(expected.differences([1.0, {'a': 2}], [1.00001, {'a': 2}]))
-    assert list(expected.differences([1.0, {'a': 2}], [1.001, {'a': 3}])) == ['/0: 1.0 and 1.001', '/1/a: 2 and 3']
+    assert f'mistakes/{name}/another: only in one of them' in capsys.readouterr().out
+    other = numbers.copy()
+    other[7] += 1
+    assert list(expected.differences(expected.as_file(index, other), expected.as_file(index, numbers))) == [
+        'expected: other numbers']
+    assert list(expected.differences(kept, kept)) == []
 
 
 @pytest.mark.slow

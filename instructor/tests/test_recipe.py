@@ -12,8 +12,8 @@ import pytest
 from instructor import expected
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
+from instructor.expected import checking
 from instructor.grading import sandbox
-from instructor.judge import checking
 
 PAGE = 'docs/instructors.md'
 OLD, NEW = 'f_beta', 'gate'
@@ -76,14 +76,15 @@ def recipe(tmp_path_factory):
 
 def test_all_three_are_made_anew(recipe):
     copy, lines = recipe
-    assert lines == [f'{name}: written anew' for name in ('models.py', 'tests/expected.json',
+    assert lines == [f'{name}: written anew' for name in ('models.py', 'tests/expected.npz',
                                                           'build/handout/captioning.zip')]
     student = (copy / 'models.py').read_text()
     assert f'self.{NEW}  ' in student and NEW_STEP in student and f'self.{NEW} =' not in student
     handout = copy / 'build/handout/captioning'
     assert (handout / 'models.py').read_text() == student
-    assert (handout / 'tests/expected.json').read_bytes() == (copy / 'tests/expected.json').read_bytes()
-    assert f'{NEW}.weight' in json.loads((copy / 'tests/expected.json').read_text())['expected']['attentive_layers']['']
+    results = (copy / 'tests/expected.npz').read_bytes()
+    assert (handout / 'tests/expected.npz').read_bytes() == results
+    assert NEW in expected.content_of(results)[0]['layers']['made']['attentive']
 
 
 def test_title_and_points_are_in_the_assignment(recipe):
@@ -135,6 +136,5 @@ def test_expected_results_come_only_from_a_reference_that_passes_its_checks(tmp_
     (tmp_path / 'reference.py').write_text(re.sub(rf'\b{OLD}\b', NEW, REFERENCE.read_text(encoding='utf-8')))
     monkeypatch.setattr(expected, 'REFERENCE', tmp_path / 'reference.py')
     monkeypatch.setattr(expected, 'TODOS', (4,))
-    monkeypatch.setattr(expected.probes, 'PROBES', {name: expected.probes.PROBES[name] for name in expected.OF_TODO[4]})
     with pytest.raises(expected.WrongReference, match=f'fails its own checks: TODO 4, .*expected a layer self.{OLD}'):
         expected.expected()
