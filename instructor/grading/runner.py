@@ -26,6 +26,7 @@ MEMORY = 1 << 30     # bytes that a child may take beyond what it starts with
 PROCESSES = 24       # threads count as well
 FILE_LIMIT = 32 << 20
 REQUEST = REPLY = struct.Struct('>Idq')  # number, seconds, length
+LOADED = b'L'
 NOT_DUMPABLE, SUBREAPER = (4, 0), (36, 1)  # of prctl: nobody reads or writes this memory; orphans become our children
 
 
@@ -39,25 +40,29 @@ def limit_resources(seconds):
             resource.setrlimit(what, (value, value))
 
 
-def child(data, seconds, out, lab):
-    """Carry out one request and end."""
+def child(into, out, seconds, lab):
+    """Load models.py, say so, carry out one request and end."""
     import protocol
 
     os.setsid()
-    os.closerange(3, out)  # requests and replies are not for him
-    os.closerange(out + 1, 256)
+    for other in range(3, 256):  # requests and replies are not for him
+        if other not in (into, out):
+            with contextlib.suppress(OSError):
+                os.close(other)
     limit_resources(seconds)
-    request = pickle.loads(data)
-    reply = {'arrays': {}, 'errors': {}}
+    reply, models = {'arrays': {}, 'errors': {}}, None
     try:
-        if 'yardstick' in request:
-            protocol.yardstick(request['yardstick'])
-        else:
-            models = protocol.load(os.path.join(lab, 'models.py'))
-            if request['calls'] is not None:
-                reply = protocol.answer(request, models)
+        models = protocol.load(os.path.join(lab, 'models.py'))
     except BaseException as error:  # SystemExit and KeyboardInterrupt too
         reply['errors']['all'] = protocol.describe(error)
+    os.write(out, LOADED)
+    with open(into, 'rb') as file:
+        request = pickle.loads(file.read())
+    if models and request['calls'] is not None:
+        try:
+            reply = protocol.answer(request, models)
+        except BaseException as error:
+            reply['errors']['all'] = protocol.describe(error)
     view = memoryview(protocol.pack(reply))
     view = memoryview(len(view).to_bytes(8, 'big') + view)
     while view:
@@ -65,36 +70,60 @@ def child(data, seconds, out, lab):
     os._exit(0)
 
 
+def measure(data):
+    """A child that runs the yardstick in the place of a models.py."""
+    import protocol
+
+    def run(into, out, seconds, lab):
+        os.write(out, LOADED)
+        protocol.yardstick(pickle.loads(data)['yardstick'])
+        os.write(out, (1).to_bytes(8, 'big') + b'1')
+        os._exit(0)
+    return run
+
+
 def answer(data, seconds, lab, limit):
     """Fork a child for a request and wait for it, but not too long.
 
-    :return: the reply's bytes, or a sentence on why there is none; seconds that it and what it started took of a
-        processor: they do not depend on what else runs
+    It gets the request when it has loaded models.py: nothing can be computed before.
+
+    :return: the reply's bytes, or a sentence on why there is none; seconds of a processor that it and what it started
+        took from then on, whatever else runs
     """
     before = processor_seconds()
-    into, out = os.pipe()
+    (into, request), (reply, out) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(into)
-            child(data, seconds, out, lab)
+            os.close(request)
+            os.close(reply)
+            (measure(data) if b'yardstick' in data[:200] else child)(into, out, seconds, lab)
         finally:
             os._exit(1)
+    os.close(into)
     os.close(out)
-    reply, end, reason = b'', time.monotonic() + seconds, ''
+    os.set_blocking(request, False)
+    read, left, end, reason, loading = b'', memoryview(data), time.monotonic() + seconds, '', 0.0
     # the length says where it ends: a process that was left behind may hold the pipe open
-    while len(reply) < 8 or len(reply) - 8 < int.from_bytes(reply[:8], 'big'):
-        left = end - time.monotonic()
-        if left <= 0:
+    while len(read) < 9 or len(read) - 9 < int.from_bytes(read[1:9], 'big'):
+        if time.monotonic() > end:
             reason = f'TimeoutError: no result within {seconds:.0f} seconds: an endless loop?'
             break
-        if not select.select([into], [], [], left)[0]:
-            continue
-        piece = os.read(into, 1 << 20)
-        reply += piece
-        if not piece or len(reply) > limit + 8:
-            break
-    os.close(into)
+        can_read, can_write, _ = select.select([reply], [request] if read and left else [], [], 0.5)
+        if can_write:
+            with contextlib.suppress(OSError):
+                left = left[os.write(request, left):]
+            if not left:
+                os.close(request)
+        if can_read:
+            piece = os.read(reply, 1 << 20)
+            if not read:
+                loading = time.clock_gettime(~pid << 3 | 2) if piece else 0.0  # that process's own clock
+            read += piece
+            if not piece or len(read) > limit + 9:
+                break
+    for end_of_pipe in [reply, *[request] * bool(left)]:
+        os.close(end_of_pipe)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     kill_all_others()
@@ -102,11 +131,11 @@ def answer(data, seconds, lab, limit):
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass  # orphans
-    if not reason and os.WIFSIGNALED(status) and not reply:
+    if not reason and os.WIFSIGNALED(status) and len(read) < 2:
         reason = f'it was ended by {signal.Signals(os.WTERMSIG(status)).name}: too much memory or time, or a crash'
-    if not reason and not 8 < len(reply) <= limit + 8:
+    if not reason and not 9 < len(read) <= limit + 9:
         reason = 'it ended without a result (os._exit, sys.exit or a crash)'
-    return reason or reply[8:], processor_seconds() - before
+    return reason or read[9:], processor_seconds() - before - loading
 
 
 def processor_seconds():
