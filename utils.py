@@ -1,5 +1,6 @@
-"""Small helpers shared by every step: atomic files, seeds, eval mode, packed scores, averages, top-k accuracy."""
+"""Small helpers shared by every step: atomic files, JSON, seeds, eval mode, packed scores, averages, top-k accuracy."""
 
+import json
 import os
 import random
 from contextlib import contextmanager
@@ -27,6 +28,18 @@ def atomic_path(path):
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(path, advice):
+    """The content of a JSON file.
+
+    :param advice: what to do about a damaged file
+    :raises ValueError: the file is empty, cut or damaged; the message ends in the advice
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f'{path} is empty, cut or damaged: {advice}') from error
 
 
 def seed_everything(seed):
