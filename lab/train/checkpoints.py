@@ -144,12 +144,13 @@ def build_decoder(cfg, vocab_size, encoder_dim):
 
 
 def save_checkpoint(paths, model, optimizers, schedulers):
-    """Write a checkpoint to each of the paths, atomically.
+    """Write a checkpoint to each of the paths, atomically; a path keeps its older one if the disk is full.
 
     A frozen encoder is kept by name and digest only; one that is or was fine-tuned with its weights.
 
     :param optimizers: dict name -> optimizer
     :param schedulers: dict name -> scheduler
+    :raises OSError: the disk is full
     """
     keep_encoder = model.settings['fine_tune_encoder'] or model.tuned
     state = dict(
@@ -161,8 +162,8 @@ def save_checkpoint(paths, model, optimizers, schedulers):
         schedulers={name: scheduler.state_dict() for name, scheduler in schedulers.items()},
         random_states=random_states())
     for path in paths:
-        with atomic_path(path) as temporary:
-            torch.save(state, temporary)
+        with atomic_path(path) as temporary, open(temporary, 'wb') as file:  # given a path, torch hides a full disk
+            torch.save(state, file)
 
 
 def read_checkpoint(path, device='cpu'):

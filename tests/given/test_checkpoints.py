@@ -1,6 +1,7 @@
 """Checkpoints: complete, readable without running code, and refused in clear words where they do not fit."""
 
 import json
+import os
 import pickle
 import random
 import shutil
@@ -184,14 +185,27 @@ def test_a_failed_save_leaves_the_old_file(trained, tmp_path, monkeypatch):
     save_checkpoint([path], model, {}, {})
     before = path.read_bytes()
 
-    def full(state, path):
-        path.write_bytes(b'half')
+    def full(state, file):
+        file.write(b'half')
         raise OSError('no space left on device')
 
     monkeypatch.setattr(torch, 'save', full)
     with pytest.raises(OSError, match='no space left'):
         save_checkpoint([path], model, {}, {})
     assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ['kept.pth']
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs /dev/full')
+def test_a_full_disk_is_named(trained, tmp_path):
+    model = load_model(checkpoint_paths(trained[True][0])[0], 'cpu')
+    path = tmp_path / 'kept.pth'
+    save_checkpoint([path], model, {}, {})
+    before = path.read_bytes()
+    (tmp_path / f'.kept.pth.{os.getpid()}.part').symlink_to('/dev/full')  # what is written goes there
+    with pytest.raises(OSError, match='kept.pth cannot be written .No space left on device.: make room') as caught:
+        save_checkpoint([path], model, {}, {})
+    assert '\n' not in str(caught.value) and path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ['kept.pth']
 
 
