@@ -14,6 +14,9 @@ restval), VAL and TEST:
 
 Each file gets its name when it is complete. The next run keeps the complete HDF5 files of a run that was stopped or
 killed, and does nothing if all ten files are there. Of two runs on one folder the second waits for the first.
+
+A picture in two splits is refused, since a test on training pictures says nothing about new ones. Links to one file
+are one picture. A copy of the file under another name is not noticed.
 """
 
 import argparse
@@ -64,6 +67,7 @@ class Picture(NamedTuple):
     :ivar split: TRAIN, VAL or TEST
     :ivar captions: all token lists; ``usable``: those of 1 to max_len words
     :ivar stamp: (bytes, modification time in ns) of the file; None if it is missing
+    :ivar place: (device, inode) of the file, the same for all links to it; None if it is missing
     """
 
     name: str
@@ -72,6 +76,7 @@ class Picture(NamedTuple):
     captions: list
     usable: list
     stamp: tuple | None
+    place: tuple | None
 
 
 def read_karpathy(path, image_folder, max_len):
@@ -93,7 +98,8 @@ def read_karpathy(path, image_folder, max_len):
             file = os.path.join(image_folder, name)
             status = os.stat(file) if os.path.isfile(file) else None
             stamp = status and (status.st_size, status.st_mtime_ns)
-            pictures.append(Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp))
+            place = status and (status.st_dev, status.st_ino or name)  # some network drives number no files
+            pictures.append(Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp, place))
     except (AttributeError, KeyError, TypeError) as error:
         raise InputFilesError(
             f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
@@ -124,6 +130,20 @@ def sort_out(pictures, skip_bad):
         raise InputFilesError(f"{picture.file}: {reason}; {len(bad)} of {len(pictures)} images are missing, empty or "
                               "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
     return usable, bad, too_long
+
+
+def refuse_shared(pictures):
+    """:raises InputFilesError: a picture is in two splits, by one name or by links"""
+    first, shared = {}, {}
+    for picture in pictures:
+        if first.setdefault(picture.place, picture).split != picture.split:
+            shared.setdefault(picture.place, picture)
+    if shared:
+        place, one = next(iter(shared.items()))
+        other = first[place]
+        raise InputFilesError(f"{one.file}: this image is in the split {one.split} and, as {other.name}, in the split "
+                              f"{other.split}; {len(shared)} of {len(first)} images are in two splits; leave each in "
+                              "one only, or allow this with --allow-shared-images (allow_shared_images=True)")
 
 
 # --- Writing the files ---
@@ -226,7 +246,8 @@ def choose_captions(picture, captions_per_image, seed):
 
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
-                       output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False, image_size=256):
+                       output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False, image_size=256,
+                       allow_shared_images=False):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -240,11 +261,13 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param workers: decoding processes; 1 decodes in this process, None is one per CPU core, 16 at most
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
     :param image_size: side of the square images in pixels
+    :param allow_shared_images: accept pictures that are in two splits
     :return: summary, dict with ``data_name`` (base), ``splits`` (per split ``images``, ``captions``,
         ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens), ``bad_images`` (list
         of {image, split, reason}), ``too_long_images`` (names of images without a caption of 1 to max_len words) and
         ``already_there`` (True when nothing had to be done)
-    :raises InputFilesError: bad input or output folder, too little disk space; nothing half-written is left
+    :raises InputFilesError: bad input or output folder, a picture in two splits, too little disk space; nothing
+        half-written is left
     """
     if captions_per_image < 1:
         raise InputFilesError(f"captions_per_image must be at least 1, not {captions_per_image}")
@@ -258,6 +281,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
 
     pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len)
     usable, bad, too_long = sort_out(pictures, skip_bad)
+    if not allow_shared_images:
+        refuse_shared(usable)
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise InputFilesError(f"{karpathy_json_path}: there is no usable image in the training split")
@@ -348,6 +373,7 @@ def main(arguments=None):
     option("workers", type=int, help="decoding processes; default: one per CPU core, 16 at most")
     option("skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
+    option("allow-shared-images", action="store_true", help="accept pictures that are in two splits")
     try:
         create_input_files(**vars(parser.parse_args(arguments)))
     except InputFilesError as error:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 
 from lab.data import row_file
 from lab.data.vocabulary import encode_caption
+from utils import read_json
 
 
 class CaptionDataset(Dataset):
@@ -33,7 +34,7 @@ class CaptionDataset(Dataset):
     :param transform: applied to the uint8 image, if given
     :param features: HDF5 file of ``features.encode_images`` to read instead of the images
     :param mirrored: features of the mirrored images, for ``flip``
-    :raises ValueError: another split
+    :raises ValueError: another split, or files that are cut
     :raises FileNotFoundError: files that are not there
     """
 
@@ -48,8 +49,9 @@ class CaptionDataset(Dataset):
             if not path.exists():
                 raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
                                         'data_folder and data_name')
-        self.captions = torch.tensor(json.loads(paths[1].read_text()), dtype=torch.long)
-        self.caplens = torch.tensor(json.loads(paths[2].read_text()), dtype=torch.long).unsqueeze(1)
+        captions, caplens = (read_json(path, 'delete it and run create_input_files again') for path in paths[1:])
+        self.captions = torch.tensor(captions, dtype=torch.long)
+        self.caplens = torch.tensor(caplens, dtype=torch.long).unsqueeze(1)
         with h5py.File(self.images_path) as file:
             self.cpi = int(file.attrs['captions_per_image'])
             self.names = file['names'].asstr()[:].tolist()

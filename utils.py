@@ -1,5 +1,7 @@
-"""Small helpers shared by every step: atomic files, seeds, eval mode, packed scores, averages, top-k accuracy."""
+"""Small helpers shared by every step: atomic files, JSON, seeds, eval mode, packed scores, averages, top-k accuracy."""
 
+import errno
+import json
 import os
 import random
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ def atomic_path(path):
     and an older ``path`` stays as it was.
 
     :param path: the file to write; its folder is made if need be
+    :raises OSError: the disk is full; the message names ``path``
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,8 +28,26 @@ def atomic_path(path):
     try:
         yield temporary
         os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        reason = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it behind its own
+        if getattr(reason, 'errno', None) not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(f'{path} cannot be written ({reason.strerror}): make room on the disk and run this again; an '
+                      'older file of this name is unchanged') from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(path, advice):
+    """The content of a JSON file.
+
+    :param advice: what to do about a damaged file
+    :raises ValueError: the file is empty, cut or damaged; the message ends in the advice
+    """
+    try:
+        return json.loads(Path(path).read_text(encoding='utf-8'))
+    except ValueError as error:
+        raise ValueError(f'{path} is empty, cut or damaged: {advice}') from error
 
 
 def seed_everything(seed):

@@ -46,7 +46,7 @@ def write_split(folder, split, pictures, words, rng):
     sentences = iter(np.split(np.array(words)[drawn], lengths.flatten().cumsum()[:-1]))
     references = [json.dumps([next(sentences).tolist() for _ in range(PER_PICTURE)]) for _ in range(pictures)]
     row_file.create(folder / f'{split}_IMAGES_{NAME}.hdf5', 'images', (pictures, 3, 256, 256), 'uint8',
-                    {'captions_per_image': PER_PICTURE, 'fingerprint': f'{split} {pictures}'},
+                    {'captions_per_image': PER_PICTURE, 'fingerprint': '', 'pictures': f'{split} {pictures}'},
                     dict(references=references, names=[f'{split}{i}.jpg' for i in range(pictures)]))
     for kind, values in ('CAPTIONS', captions.tolist()), ('CAPLENS', (lengths.flatten() + 2).tolist()):
         (folder / f'{split}_{kind}_{NAME}.json').write_text(json.dumps(values))

@@ -3,7 +3,6 @@
 Every function returns a matplotlib figure; the notebooks show it and save it.
 """
 
-import json
 import textwrap
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 from skimage.transform import resize
 
-from utils import atomic_path, best_epoch
+from utils import atomic_path, best_epoch, read_json
 
 DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithSpatialAttention': 'spatial attention',
@@ -33,8 +32,9 @@ def read_histories(folder):
     """What the trainings of a run folder left.
 
     :return: dict decoder name -> history of ``solver.train``, the plain LSTM first, then soft attention, then others
+    :raises ValueError: a file that is cut
     """
-    histories = {path.stem.removeprefix('history_'): json.loads(path.read_text())
+    histories = {path.stem.removeprefix('history_'): read_json(path, 'delete it, or train this decoder again')
                  for path in sorted(Path(folder).glob('history_*.json'))}
     known = [name for name in DECODER_NAMES if name in histories]
     return {name: histories[name] for name in [*known, *(name for name in histories if name not in known)]}

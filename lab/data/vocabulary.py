@@ -1,10 +1,9 @@
 """Words and their indices."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
-# no torch here: the decoding processes of create_input_files import this module, and torch takes seconds
+# no torch here, nor utils, which has it: the decoding processes of create_input_files import this module
 PAD, UNK, START, END = SPECIAL_TOKENS = ('<pad>', '<unk>', '<start>', '<end>')
 
 
@@ -32,9 +31,14 @@ def encode_caption(caption, word_map, max_len):
 
 
 def load_word_map(data_folder, data_name):
-    """:return: dict word -> index of the data set's vocabulary"""
+    """
+    :return: dict word -> index of the data set's vocabulary
+    :raises FileNotFoundError: no such file
+    :raises ValueError: a file that is cut
+    """
+    from utils import read_json
     path = Path(data_folder) / f'WORDMAP_{data_name}.json'
     if not path.exists():
         raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
                                 'data_folder and data_name')
-    return json.loads(path.read_text())
+    return read_json(path, 'delete it and run create_input_files again')

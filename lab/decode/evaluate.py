@@ -22,7 +22,7 @@ from lab.train import distributed
 from lab.train.checkpoints import load_models
 from lab.train.forward import encode
 from lab.train.inputs import caption_dataset
-from utils import atomic_path, best_epoch
+from utils import atomic_path, best_epoch, read_json
 
 
 def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
@@ -145,9 +145,9 @@ def main():
     args = parser.parse_args()
     device = distributed.connect(args.device)
     for name, model in load_models(args.run_folder, args.decoders, device).items():
-        history = args.run_folder / f'history_{name}.json'
-        result = evaluate(model, args.split, args.beam_sizes,
-                          history=json.loads(history.read_text()) if history.exists() else None)
+        path = args.run_folder / f'history_{name}.json'
+        history = read_json(path, 'delete it, or train this decoder again') if path.exists() else None
+        result = evaluate(model, args.split, args.beam_sizes, history=history)
         for row in result['scores']:
             distributed.log(f"{name}, beam {row['beam_size']}: " + ', '.join(
                 f'{metric} {row[metric]:.3f}' for metric in ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D'))

@@ -34,11 +34,12 @@ from lab.train.inputs import some_captions
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest, open_todo
 from solver import check_settings, train
-from utils import atomic_path, best_epoch
+from utils import atomic_path, best_epoch, read_json
 
 # the fingerprints cover the data and the files; the others change no result
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device', 'workers',
                 'print_freq')
+AGAIN = 'delete it and run the comparison again'
 METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
@@ -194,7 +195,7 @@ def teacher_captions(teachers, cfg):
     :param cfg: settings of the run that learns these captions
     """
     path = Path(cfg['captions'])
-    if path.exists() and json.loads(path.read_text())['provenance'] == distillation.provenance(teachers):
+    if path.exists() and read_json(path, AGAIN)['provenance'] == distillation.provenance(teachers):
         return
     print(f'== {path.stem.replace("_", " ")} ==', flush=True)
     distillation.distill(path, teachers, device=cfg['device'])
@@ -235,7 +236,7 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
                       checkpoints=[file_digest(path) for path in checkpoints])
     path = folder / f'{split.lower()}_{name}.json'
     if path.exists():
-        result = json.loads(path.read_text())
+        result = read_json(path, AGAIN)
         if result.get('provenance') == provenance:
             return result
     load = load_ensemble if name == 'Ensemble' else lambda paths, device: load_model(paths[0], device)

@@ -10,6 +10,7 @@ import inspect
 import pickle
 import random
 import warnings
+import zipfile
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -144,12 +145,13 @@ def build_decoder(cfg, vocab_size, encoder_dim):
 
 
 def save_checkpoint(paths, model, optimizers, schedulers):
-    """Write a checkpoint to each of the paths, atomically.
+    """Write a checkpoint to each of the paths, atomically; a path keeps its older one if the disk is full.
 
     A frozen encoder is kept by name and digest only; one that is or was fine-tuned with its weights.
 
     :param optimizers: dict name -> optimizer
     :param schedulers: dict name -> scheduler
+    :raises OSError: the disk is full
     """
     keep_encoder = model.settings['fine_tune_encoder'] or model.tuned
     state = dict(
@@ -161,22 +163,24 @@ def save_checkpoint(paths, model, optimizers, schedulers):
         schedulers={name: scheduler.state_dict() for name, scheduler in schedulers.items()},
         random_states=random_states())
     for path in paths:
-        with atomic_path(path) as temporary:
-            torch.save(state, temporary)
+        with atomic_path(path) as temporary, open(temporary, 'wb') as file:  # given a path, torch hides a full disk
+            torch.save(state, file)
 
 
 def read_checkpoint(path, device='cpu'):
-    """:raises ValueError: no such file, or not a checkpoint of this lab"""
+    """:raises ValueError: no such file, a damaged one, or not a checkpoint of this lab"""
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
+            damaged = archive.testzip()
         with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
-            state = torch.load(path, map_location=device, weights_only=True)
+            state = None if damaged else torch.load(path, map_location=device, weights_only=True)
         if isinstance(state, dict) and state['format'] == FORMAT:
             return state
-        reason = 'it has another format'
+        reason = 'it is damaged: a checksum is wrong' if damaged else 'it has another format'
     except FileNotFoundError:
         raise ValueError(f'there is no checkpoint {path}: train first, or correct the path') from None
     except pickle.UnpicklingError:  # torch's own words recommend to load it all the same
-        reason = 'it holds something else than tensors and plain values, or is no file of torch.save'
+        reason = 'it holds something else than tensors and plain values'
     except Exception as error:  # torch reports a damaged or foreign file in many ways
         reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ""}'
     raise ValueError(f'{path} is not a checkpoint of this lab ({reason}); train again or take another file')

@@ -19,7 +19,7 @@ import torch
 def run_in_processes(count, program, *arguments, timeout=300):
     """
     :param program: a function, or the source of a program
-    :return: as of ``subprocess.run``; ``returncode`` is that of the first process that failed
+    :return: as of ``subprocess.run``; ``returncode`` is that of a process that failed
     """
     with socket.create_server(('127.0.0.1', 0)) as free:
         port = free.getsockname()[1]
@@ -35,6 +35,9 @@ def run_in_processes(count, program, *arguments, timeout=300):
             wait([process.sentinel for process in left], max(0, end - time.monotonic()))
             code = next((process.exitcode for process in running if process.exitcode), 0)
             code = code or (124 if time.monotonic() > end else 0)
+        if 0 < code < 124:  # perhaps its connection broke because another was killed, of which the word comes later
+            wait([process.sentinel for process in running if process.exitcode is None], 1)
+            code = min(process.exitcode for process in running if process.exitcode)
         for process in running:
             if code:
                 process.kill()

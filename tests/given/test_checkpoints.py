@@ -1,6 +1,8 @@
 """Checkpoints: complete, readable without running code, and refused in clear words where they do not fit."""
 
+import io
 import json
+import os
 import pickle
 import random
 import shutil
@@ -104,10 +106,16 @@ class Evil:
         return Path.touch, (Path('evil'),)
 
 
+def saved(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
 @pytest.mark.parametrize('content', [
     pytest.param(b'', id='empty'), pytest.param(b'{"a": 1}', id='text'),
     pytest.param(pickle.dumps({'format': 2}), id='pickle'), pytest.param(pickle.dumps(Evil()), id='code'),
-    pytest.param(None, id='cut')])
+    pytest.param(saved(Evil()), id='saved code'), pytest.param(None, id='cut')])
 def test_no_checkpoint(trained, tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / 'some.pth.tar'
@@ -118,6 +126,19 @@ def test_no_checkpoint(trained, tmp_path, monkeypatch, content):
         load_model(path, 'cpu')
     assert 'weights_only' not in str(caught.value) and '\n' not in str(caught.value)
     assert not (tmp_path / 'evil').exists()
+
+
+@pytest.mark.parametrize('part', ['decoder', 'settings'])
+def test_a_flipped_byte_is_noticed(trained, tmp_path, part):
+    path = tmp_path / 'some.pth.tar'
+    content = bytearray(checkpoint_paths(trained[True][0])[0].read_bytes())
+    state = read_checkpoint(checkpoint_paths(trained[True][0])[0])
+    tensor = max(state['decoder'].values(), key=torch.Tensor.numel)
+    content[content.index(tensor.numpy().tobytes() if part == 'decoder' else b'decoder_lr')] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='some.pth.tar is not .* of this lab .it is damaged: .*; train') as caught:
+        load_model(path, 'cpu')
+    assert '\n' not in str(caught.value)
 
 
 @pytest.mark.parametrize('state', [{'a': 1}, [1, 2], {'format': 1}, torch.zeros(3), {'model': {}}])
@@ -184,14 +205,27 @@ def test_a_failed_save_leaves_the_old_file(trained, tmp_path, monkeypatch):
     save_checkpoint([path], model, {}, {})
     before = path.read_bytes()
 
-    def full(state, path):
-        path.write_bytes(b'half')
+    def full(state, file):
+        file.write(b'half')
         raise OSError('no space left on device')
 
     monkeypatch.setattr(torch, 'save', full)
     with pytest.raises(OSError, match='no space left'):
         save_checkpoint([path], model, {}, {})
     assert path.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ['kept.pth']
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs /dev/full')
+def test_a_full_disk_is_named(trained, tmp_path):
+    model = load_model(checkpoint_paths(trained[True][0])[0], 'cpu')
+    path = tmp_path / 'kept.pth'
+    save_checkpoint([path], model, {}, {})
+    before = path.read_bytes()
+    (tmp_path / f'.kept.pth.{os.getpid()}.part').symlink_to('/dev/full')  # what is written goes there
+    with pytest.raises(OSError, match='kept.pth cannot be written .No space left on device.: make room') as caught:
+        save_checkpoint([path], model, {}, {})
+    assert '\n' not in str(caught.value) and path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ['kept.pth']
 
 

@@ -1,6 +1,7 @@
 """Several decoders compared: each is trained once and tested on the same pictures; a stopped comparison is resumed."""
 
 import json
+import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -115,6 +116,18 @@ def test_a_second_time_nothing_is_trained(cfg, tmp_path, monkeypatch):
             assert seed['history'] == same['history'] and seed['captions'] == same['captions']
     with pytest.raises(ZeroDivisionError):  # other settings are another run
         compare(RUNS, {**cfg, 'dropout': 0.2}, tmp_path)
+
+
+def test_cut_files_are_named(cfg, tmp_path):
+    runs = {'a': dict(epochs=1), 'b': dict(distill=['a'], epochs=1)}
+    compare(runs, cfg, tmp_path)
+    for name in ('b/seed_0/test_Attention.json', 'captions_by_a.json'):
+        os.truncate(tmp_path / name, 100)
+        with pytest.raises(ValueError, match=f'{name} is .*cut.*: delete it and run the comparison again$'):
+            compare(runs, cfg, tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / 'b/seed_0/test_Attention.json').unlink()
+    compare(runs, cfg, tmp_path)
 
 
 def test_a_run_that_was_stopped_goes_on(cfg, tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """CaptionDataset: what its items hold, and that it works in any loading process."""
 
 import json
+import os
 import pickle
 import shutil
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -173,6 +175,17 @@ def test_missing_files_are_named(tiny_data, tmp_path, kind):
             shutil.copy(path, tmp_path)
     with pytest.raises(FileNotFoundError, match=f'VAL_{kind}_{name}.* run create_input_files first'):
         CaptionDataset(tmp_path, name, 'VAL')
+
+
+@pytest.mark.parametrize('left', [0, 20], ids=['empty', 'cut'])
+@pytest.mark.parametrize('kind', ['WORDMAP', 'VAL_CAPTIONS', 'VAL_CAPLENS'])
+def test_cut_files_are_named(tiny_data, tmp_path, kind, left):
+    shutil.copytree(tiny_data['data_folder'], tmp_path / 'data')
+    name = f"{kind}_{tiny_data['data_name']}.json"
+    os.truncate(tmp_path / 'data' / name, left)
+    read = load_word_map if kind == 'WORDMAP' else partial(CaptionDataset, split='VAL')
+    with pytest.raises(ValueError, match=f'{name} is .*cut.*: delete it and run create_input_files again$'):
+        read(tmp_path / 'data', tiny_data['data_name'])
 
 
 @pytest.mark.parametrize('part', ['WORDMAP', 'CAPTIONS', 'CAPLENS', 'names', 'references', 'pixels'])

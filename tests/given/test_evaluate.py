@@ -1,6 +1,7 @@
 """Captions of a split and of one picture, and the scores over them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from lab.data.images import ImageFileError
 from lab.data.shapes import generate_shapes, judge_captions
 from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.decode.cider import CiderD
-from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture
+from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture, main
 from lab.decode.metrics import bleu
 from lab.train.checkpoints import checkpoint_paths, load_model
 from models import Encoder
@@ -193,3 +194,11 @@ def test_judge_captions(model, tiny_data, tmp_path):
     looking = [{**c, 'alphas': torch.full((len(c['caption']), 4, 4), 1 / 16)} for c in spoken]
     assert 0 <= judge_captions(looking, json_path)['pointing'] < 1  # all look at the first cell
     assert judge_captions(captions, tmp_path / 'nowhere.json') is None
+
+
+def test_a_cut_history_is_named(models, tmp_path, monkeypatch):
+    shutil.copy(checkpoint_paths(models[True].settings)[1], tmp_path)
+    (tmp_path / 'history_Attention.json').write_text('[{"epo')
+    monkeypatch.setattr('sys.argv', ['evaluate', str(tmp_path), 'Attention', '--device', 'cpu'])
+    with pytest.raises(ValueError, match='history_Attention.json is .*cut.*: delete it, or train this decoder again$'):
+        main()

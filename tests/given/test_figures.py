@@ -86,6 +86,13 @@ def test_histories_of_a_folder(tmp_path):
     assert list(colors) == ['plain LSTM', 'soft attention', 'Adaptive'] and len(set(colors.values())) == 3
 
 
+@pytest.mark.parametrize('content', ['', '[{"epoch": 1, "train_l', '\0' * 100], ids=['empty', 'cut', 'zeros'])
+def test_a_damaged_history_is_named(tmp_path, content):
+    (tmp_path / 'history_Attention.json').write_text(content)
+    with pytest.raises(ValueError, match='history_Attention.json is .*cut.*: delete it, or train this decoder again$'):
+        read_histories(tmp_path)
+
+
 def test_bleu():
     figure = plot_bleu([result('NoAttention'), result('Attention', 0.05)])
     figure.canvas.draw()

@@ -1,7 +1,9 @@
 """BLEU against cases worked out by hand and published figures; the small helpers of utils.py."""
 
+import errno
 import json
 import math
+import os
 import random
 
 import numpy as np
@@ -115,6 +117,23 @@ def test_atomic_path_leaves_the_old_file_on_an_error(tmp_path, error):
     with pytest.raises(error), atomic_path(str(path)) as temporary:
         temporary.write_text('half')
         raise error
+    assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize('hidden', [False, True])
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT])
+def test_atomic_path_says_that_the_disk_is_full(tmp_path, number, hidden):
+    """Also where torch.save hides it behind an error of its own."""
+    path = tmp_path / 'file.txt'
+    path.write_text('old')
+    with pytest.raises(OSError, match=r'file.txt cannot be written \(.*\): make room on the disk'):
+        with atomic_path(path) as temporary:
+            temporary.write_text('half')
+            try:
+                raise OSError(number, os.strerror(number))
+            finally:
+                if hidden:
+                    raise RuntimeError('unexpected pos')
     assert path.read_text() == 'old' and list(tmp_path.iterdir()) == [path]
 
 
