@@ -155,7 +155,7 @@ def prove_nothing_is_given_away(archive):
             data = packed.read(name)
             path = name.removeprefix(f'{NAME}/')
             allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png')) \
-                or path == 'weights/shapes_cnn.pth'  # the encoder of the embedded data set, which is given
+                or path in ('weights/shapes_cnn.pth', 'tests/expected.npz')  # an encoder, which is given; numbers
             if not allowed or path.startswith(('instructor', '.', 'build')) or '__pycache__' in path:
                 raise HandoutError(f'{path} is not for students')
             text = data.decode('utf-8', errors='replace')
