@@ -171,7 +171,7 @@ class DecoderWithRNN(nn.Module):
 
         :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
         :param encoded_captions: (batch_size, max_caption_length) word indices: <start> ... <end> <pad> ...
-        :param caption_lengths: (batch_size, 1) or (batch_size,) true lengths, <start> and <end> counted
+        :param caption_lengths: (batch_size, 1) true lengths, <start> and <end> counted
         :return: predictions (batch_size, max(decode_lengths), vocab_size), zero past a caption's end;
             sorted captions; decode lengths (list, longest first); sort indices (batch_size,)
         """
@@ -323,7 +323,7 @@ class DecoderWithAttention(nn.Module):
 
         :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
         :param encoded_captions: (batch_size, max_caption_length) word indices: <start> ... <end> <pad> ...
-        :param caption_lengths: (batch_size, 1) or (batch_size,) true lengths, <start> and <end> counted
+        :param caption_lengths: (batch_size, 1) true lengths, <start> and <end> counted
         :return: predictions (batch_size, max(decode_lengths), vocab_size), zero past a caption's end;
             sorted captions; decode lengths (list, longest first);
             alphas (batch_size, max(decode_lengths), num_pixels), zero past a caption's end;

@@ -74,9 +74,9 @@ def signature(name, reply, slow=False):
         flat = np.nan_to_num(array.ravel().astype(float), nan=1e9, posinf=1e9, neginf=-1e9)
         i = np.arange(1, flat.size + 1) + zlib.crc32(name.encode()) % 100
         one, other, size = one + flat @ np.sin(i), other + flat @ np.cos(0.7 * i), size + np.abs(flat).sum()
-    for name, error in sorted(reply['errors'].items()):  # versions of torch word them differently
+    for name, error in sorted(reply['errors'].items()):  # names and sizes: versions of torch word the rest differently
         kind, _, text = error['error'].partition(':')
-        words += [name, kind, *(re.findall('inplace', text) or re.findall(r"'[^']*'|\d+", text))]
+        words += [name, kind, *(re.findall('inplace', text) or re.findall(r"'[^']*'|\d+", text) or [text])]
     return [zlib.crc32(repr(words).encode()), *(float(f'{number:.6g}') for number in (one, other, size))]
 
 
@@ -99,11 +99,11 @@ class Stored:
 
     def expected(self, name, stubs):
         """:return: name of an array -> (its shape, what ``brief`` makes of it or all of it)"""
-        found = {}
+        arrays = {}
         for array, shape, start, size in self.index['expected'][key(name, stubs)]:
             numbers = self.numbers[start:start + size]
-            found[array] = tuple(shape), numbers.reshape(shape) if size == np.prod(shape, dtype=int) else numbers
-        return found
+            arrays[array] = tuple(shape), numbers.reshape(shape) if size == np.prod(shape, dtype=int) else numbers
+        return arrays
 
     def mistakes(self, name, stubs, reply, slow=False):
         """What is known of a wrong reply: sentences."""
@@ -184,14 +184,14 @@ class Lab:
         :param stubs: in the place of earlier TODOs; None: where those are open or wrong
         """
         stubs = self.subject.stubs(self.todo) if stubs is None else stubs
-        found = Found(self, name, method, stubs)
-        for error in found.errors.values():
+        answer = Answer(self, name, method, stubs)
+        for error in answer.errors.values():
             if 'todo' in error:
                 pytest.skip(f"not done yet: {error['todo']}")
         for call in ('all', ''):
-            if call in found.errors:
-                found.stopped(found.errors[call])
-        return found
+            if call in answer.errors:
+                answer.stopped(answer.errors[call])
+        return answer
 
     def sizes_in(self, text):
         """What the sizes in an error message stand for: each dimension has a size of its own."""
@@ -206,7 +206,7 @@ class Lab:
         return f"; {', '.join(f'{n} is {names[n]}' for n in seen)}" if seen else ''
 
 
-class Found:
+class Answer:
     """What came back, beside what must come out."""
 
     def __init__(self, lab, name, method, stubs):
@@ -310,9 +310,9 @@ def checks(todo):
     if str(HERE) not in sys.path:
         sys.path.insert(0, str(HERE))
     module = importlib.import_module(f'test_todo{todo}')
-    found = [(name, function) for name, function in vars(module).items()
-             if name.startswith('test_') and inspect.isfunction(function) and function.__module__ == module.__name__]
-    return sorted(found, key=lambda pair: pair[1].__code__.co_firstlineno)
+    functions = [(name, function) for name, function in inspect.getmembers(module, inspect.isfunction)
+                 if name.startswith('test_') and function.__module__ == module.__name__]
+    return sorted(functions, key=lambda pair: pair[1].__code__.co_firstlineno)
 
 
 def judge(todo, subject, skip=()):

@@ -80,9 +80,9 @@ class Inputs:
 
     def weights(self, shapes, scale=0.6):
         """Name -> array for each name -> shape: another wave for each name."""
-        found = {name: scale * self.wave(*shape, shift=zlib.crc32(name.encode()) % 1000)
-                 for name, shape in shapes.items()}
-        return {name: array / scale + 1.5 if name.endswith('running_var') else array for name, array in found.items()}
+        arrays = {name: scale * self.wave(*shape, shift=zlib.crc32(name.encode()) % 1000)
+                  for name, shape in shapes.items()}
+        return {name: array / scale + 1.5 if name.endswith('running_var') else array for name, array in arrays.items()}
 
     def sizes(self, kind, dropout=0.0):
         """What a class is made with."""

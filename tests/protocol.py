@@ -225,10 +225,10 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
         used = {part: inputs[part] for arg in args for part in ([arg] if isinstance(arg, str) else arg)
                 if inputs[part].requires_grad}
         return gradients(values, {**used, **dict(module.named_parameters())}, name)
-    found = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
+    arrays = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
     if devices:
-        found['made on the CPU'] = np.array([made.on_cpu(value) for value in values], dtype=np.int64)
-    return found
+        arrays['made on the CPU'] = np.array([made.on_cpu(value) for value in values], dtype=np.int64)
+    return arrays
 
 
 def flat(value):
@@ -253,12 +253,12 @@ def gradients(values, tensors, name):
     """Gradients of a mixture of all numbers that came back: zeros where there is none."""
     loss = sum((value * wave(*value.shape, shift=0.1 * i)).sum() for i, value in enumerate(values)
                if torch.is_tensor(value) and value.requires_grad)
-    found = [None] * len(tensors)
+    grads = [None] * len(tensors)
     if torch.is_tensor(loss):
-        found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
+        grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
     zeros = map(torch.zeros_like, tensors.values())
     return {f"gradient of {key.replace('_l0', '')}{name}": as_array(zero if own is None else own, key)
-            for key, own, zero in zip(tensors, found, zeros, strict=True)}
+            for key, own, zero in zip(tensors, grads, zeros, strict=True)}
 
 
 def word_by_word(module, encoder_out, words):
@@ -307,12 +307,13 @@ def describe(error, models=None):
     file = getattr(models, '__file__', None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
-    found = {'error': f'{type(error).__name__}: {text[0] if text else ""}'[:300], 'line': lines[-1] if lines else None}
+    text = f'{type(error).__name__}: {text[0] if text else ""}'[:300]
+    described = {'error': text, 'line': lines[-1] if lines else None}
     if lines:
-        found['code'] = linecache.getline(file, lines[-1]).strip()[:100]
+        described['code'] = linecache.getline(file, lines[-1]).strip()[:100]
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
-        found['todo'] = str(error)[:300]
-    return found
+        described['todo'] = str(error)[:300]
+    return described
 
 
 def yardstick(steps, rows=64, width=64, pixels=25):

@@ -11,31 +11,31 @@ def test_layers(lab):
 
 def test_first_state_reads_the_picture(lab):
     """x_{-1} = bn(init(mean pixel)); one LSTM step on it from zero states."""
-    found = lab('plain_start', START)
-    found.same('h', 'c', shape='batch_size, decoder_dim',
-               cause='mean over the pixels (dim 1), then init, then bn, then decode_step without states')
-    found.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
-               cause='the result of a picture must not depend on how many there are, or how many cells they have')
-    found.same('h once more', 'c once more', cause='a call leaves something behind that the next one meets')
-    found.same('h in training', 'c in training', shape='batch_size, decoder_dim',
-               cause='self.bn comes after self.init and normalises over the batch; dropout comes later, before fc')
+    answer = lab('plain_start', START)
+    answer.same('h', 'c', shape='batch_size, decoder_dim',
+                cause='mean over the pixels (dim 1), then init, then bn, then decode_step without states')
+    answer.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
+                cause='the result of a picture must not depend on how many there are, or how many cells they have')
+    answer.same('h once more', 'c once more', cause='a call leaves something behind that the next one meets')
+    answer.same('h in training', 'c in training', shape='batch_size, decoder_dim',
+                cause='self.bn comes after self.init and normalises over the batch; dropout comes later, before fc')
 
 
 def test_batch_norm_learns_its_statistics(lab):
     """In training each call moves the running statistics a little, which eval() then takes."""
-    found = lab('plain_start', START)
-    found.same('h after training', 'c after training', 'h in training once more',
-               cause='self.bn must see init(mean pixel), once per call')
+    answer = lab('plain_start', START)
+    answer.same('h after training', 'c after training', 'h in training once more',
+                cause='self.bn must see init(mean pixel), once per call')
 
 
 def test_one_step(lab):
     """h, c = LSTM(word, (h, c)); scores = fc(h)."""
-    found = lab('plain_step', STEP)
-    found.same('h', 'c', shape='batch_size, decoder_dim', cause='decode_step(embeddings, (h, c)) returns h, c')
-    found.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
+    answer = lab('plain_step', STEP)
+    answer.same('h', 'c', shape='batch_size, decoder_dim', cause='decode_step(embeddings, (h, c)) returns h, c')
+    answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
     for call in (' once more', ' of one caption', ' in training'):
-        found.same(f'predictions{call}', f'h{call}', f'c{call}',
-                   cause='the result must not depend on calls before, on other captions or on the mode')
+        answer.same(f'predictions{call}', f'h{call}', f'c{call}',
+                    cause='the result must not depend on calls before, on other captions or on the mode')
 
 
 def test_dropout(lab):

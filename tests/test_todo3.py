@@ -16,69 +16,69 @@ def test_layers(lab):
 
 
 def test_shapes(lab):
-    found = ask(lab)
+    answer = ask(lab)
     for name, shape, meaning in (
-            ('alpha', (found.inputs.batch, found.inputs.num_pixels), 'batch_size, num_pixels'),
-            ('z', (found.inputs.batch, found.inputs.encoder_dim), 'batch_size, encoder_dim')):
-        found.require(found[name].shape == shape, f'{name} of shape {shape} = ({meaning})',
-                      f'its shape is {found[name].shape}', 'a missing squeeze, or a sum over another dimension')
-    looks_somewhere(found)
+            ('alpha', (answer.inputs.batch, answer.inputs.num_pixels), 'batch_size, num_pixels'),
+            ('z', (answer.inputs.batch, answer.inputs.encoder_dim), 'batch_size, encoder_dim')):
+        answer.require(answer[name].shape == shape, f'{name} of shape {shape} = ({meaning})',
+                       f'its shape is {answer[name].shape}', 'a missing squeeze, or a sum over another dimension')
+    looks_somewhere(answer)
 
 
-def looks_somewhere(found):
-    found.require(np.ptp(found['alpha'], axis=1).max() > 1e-3, 'pixels to get different weights',
-                  'all weights are equal', 'the scores must depend on encoder_out')
+def looks_somewhere(answer):
+    answer.require(np.ptp(answer['alpha'], axis=1).max() > 1e-3, 'pixels to get different weights',
+                   'all weights are equal', 'the scores must depend on encoder_out')
 
 
 def test_alpha_sums_to_one_over_the_pixels(lab):
-    found = ask(lab)
-    alpha, (batch, pixels) = found['alpha'], (found.inputs.batch, found.inputs.num_pixels)
-    found.require(alpha.shape == (batch, pixels), f'alpha of shape {(batch, pixels)}', f'its shape is {alpha.shape}',
-                  'drop the last dimension of the scores: squeeze(2)')
-    found.require((alpha >= 0).all(), 'alpha >= 0', f'its smallest entry is {alpha.min():.3g}',
-                  'there is no softmax over the scores')
+    answer = ask(lab)
+    alpha, (batch, pixels) = answer['alpha'], (answer.inputs.batch, answer.inputs.num_pixels)
+    answer.require(alpha.shape == (batch, pixels), f'alpha of shape {(batch, pixels)}', f'its shape is {alpha.shape}',
+                   'drop the last dimension of the scores: squeeze(2)')
+    answer.require((alpha >= 0).all(), 'alpha >= 0', f'its smallest entry is {alpha.min():.3g}',
+                   'there is no softmax over the scores')
     sums = alpha.sum(axis=1)
     over_batch = np.allclose(alpha.sum(axis=0), 1)
-    found.require(np.abs(sums - 1).max() <= TOLERANCE, f'alpha to sum to 1 over the {pixels} pixels of each picture',
-                  'it sums to 1 over the batch' if over_batch else
-                  f'the sums are {", ".join(f"{value:.3g}" for value in sums)}',
-                  'look at the dim of your softmax')
-    looks_somewhere(found)
+    answer.require(np.abs(sums - 1).max() <= TOLERANCE, f'alpha to sum to 1 over the {pixels} pixels of each picture',
+                   'it sums to 1 over the batch' if over_batch else
+                   f'the sums are {", ".join(f"{value:.3g}" for value in sums)}',
+                   'look at the dim of your softmax')
+    looks_somewhere(answer)
 
 
 def test_alpha_follows_the_formula(lab):
     """alpha = softmax(att(relu(encoder_att(a) + decoder_att(h)))), eqs. 4 and 5."""
-    found = ask(lab)
-    found.same('alpha', shape='batch_size, num_pixels',
-               cause='the scores are att(relu(encoder_att(encoder_out) + decoder_att(h)))')
-    found.same('alpha in training', 'alpha once more', cause='alpha is the same in training, and at every call')
-    if 'alpha with keys' in found.reply['arrays'] or ' with keys' in found.errors:  # keys may be left out
-        found.same('alpha with keys', 'z with keys',
-                   cause='keys that are handed in are encoder_att(encoder_out), ready to use')
+    answer = ask(lab)
+    answer.same('alpha', shape='batch_size, num_pixels',
+                cause='the scores are att(relu(encoder_att(encoder_out) + decoder_att(h)))')
+    answer.same('alpha in training', 'alpha once more', cause='alpha is the same in training, and at every call')
+    if 'alpha with keys' in answer.reply['arrays'] or ' with keys' in answer.errors:  # keys may be left out
+        answer.same('alpha with keys', 'z with keys',
+                    cause='keys that are handed in are encoder_att(encoder_out), ready to use')
 
 
 def test_z_is_the_weighted_sum(lab):
     """z = sum over the pixels of alpha_i a_i, whatever your alpha is."""
-    found = ask(lab)
-    alpha, pictures = found['alpha'], found.inputs.pixels()
-    shape = found.inputs.batch, found.inputs.encoder_dim
-    found.require(alpha.shape == pictures.shape[:2], f'alpha of shape {pictures.shape[:2]}',
-                  f'its shape is {alpha.shape}', 'drop the last dimension of the scores')
-    found.require(found['z'].shape == shape, f'z of shape {shape} = (batch_size, encoder_dim)',
-                  f'its shape is {found["z"].shape}', 'sum over the pixels, dim 1')
+    answer = ask(lab)
+    alpha, pictures = answer['alpha'], answer.inputs.pixels()
+    shape = answer.inputs.batch, answer.inputs.encoder_dim
+    answer.require(alpha.shape == pictures.shape[:2], f'alpha of shape {pictures.shape[:2]}',
+                   f'its shape is {alpha.shape}', 'drop the last dimension of the scores')
+    answer.require(answer['z'].shape == shape, f'z of shape {shape} = (batch_size, encoder_dim)',
+                   f'its shape is {answer["z"].shape}', 'sum over the pixels, dim 1')
     weighted = np.einsum('bp,bpe->be', alpha, pictures)
-    found.require(np.abs(found['z'] - weighted).max() <= TOLERANCE * (1 + np.abs(weighted).max()),
-                  'z = sum over the pixels of alpha * encoder_out',
-                  f'z[0, 0] is {found["z"][0, 0]:.5g} where the sum is {weighted[0, 0]:.5g}',
-                  'weigh encoder_out itself, not the keys, and sum, not average, over dim 1')
-    looks_somewhere(found)
+    answer.require(np.abs(answer['z'] - weighted).max() <= TOLERANCE * (1 + np.abs(weighted).max()),
+                   'z = sum over the pixels of alpha * encoder_out',
+                   f'z[0, 0] is {answer["z"][0, 0]:.5g} where the sum is {weighted[0, 0]:.5g}',
+                   'weigh encoder_out itself, not the keys, and sum, not average, over dim 1')
+    looks_somewhere(answer)
 
 
 def test_pixels_may_come_in_any_order(lab):
-    found = ask(lab)
+    answer = ask(lab)
     for call in (', pixels in another order', ' of one picture', ', equal pixels', ', strong pixels', ', more cells',
                  ' once more', ' in training'):
-        found.same(f'z{call}', f'alpha{call}', cause='each pixel is scored on its own, each picture for itself')
+        answer.same(f'z{call}', f'alpha{call}', cause='each pixel is scored on its own, each picture for itself')
 
 
 def test_gradients(lab):

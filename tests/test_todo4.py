@@ -11,41 +11,41 @@ def test_layers(lab):
 
 def test_first_state_comes_from_the_mean_pixel(lab):
     """h = init_h(mean pixel), c = init_c(mean pixel)."""
-    found = lab('attentive_start', START)
-    found.same('h', 'c', shape='batch_size, decoder_dim',
-               cause='the mean is taken over the pixels, dim 1; first h, then c')
+    answer = lab('attentive_start', START)
+    answer.same('h', shape='batch_size, decoder_dim', cause='h = init_h(mean), the mean over the pixels, dim 1')
+    answer.same('c', shape='batch_size, decoder_dim', cause='c = init_c(mean); h is right')
     for call in (' of one picture', ' with more cells', ' once more', ' in training', ' in training once more',
                  ' after training'):
-        found.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
-                   cause='neither other pictures nor training nor calls before make a difference: dropout comes in '
-                         'one_step, before fc')
+        answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
+                    cause='neither other pictures nor training nor calls before make a difference: dropout comes in '
+                          'one_step, before fc')
 
 
 def test_one_step(lab):
     """z, alpha = attention; h, c = LSTM([word; beta * z], (h, c)); scores = fc(h)."""
-    found = lab('attentive_step', STEP)
-    found.same('alpha', shape='batch_size, num_pixels',
-               cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
-    found.same('h', 'c', shape='batch_size, decoder_dim',
-               cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); is the gate right?')
-    found.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
+    answer = lab('attentive_step', STEP)
+    answer.same('alpha', shape='batch_size, num_pixels',
+                cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
+    answer.same('h', 'c', shape='batch_size, decoder_dim',
+                cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); is the gate right?')
+    answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
     calls = [' once more', ' of one caption', ' in training', ' with more cells']
-    if 'h with keys' in found.reply['arrays'] or ' with keys' in found.errors:  # keys may be left out
+    if 'h with keys' in answer.reply['arrays'] or ' with keys' in answer.errors:  # keys may be left out
         calls.append(' with keys')
     for call in calls:
-        found.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
-                   cause='hand keys on to self.attention; all else stays as it is' if call == ' with keys' else
-                   'the result must not depend on calls before, on other captions, on the mode or on the grid')
+        answer.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
+                    cause='hand keys on to self.attention; all else stays as it is' if call == ' with keys' else
+                    'the result must not depend on calls before, on other captions, on the mode or on the grid')
 
 
 def test_gate_scales_what_is_seen(lab):
     """The gate beta, the sigmoid of its layer, lies between 0 and 1 and multiplies z (sec. 4.2.1)."""
-    found = lab('attentive_step', STEP)
+    answer = lab('attentive_step', STEP)
     for name in ('shut', 'half open', 'open'):
-        found.same(f'h, gate {name}', shape='batch_size, decoder_dim',
-                   cause=f'when its layer gives {dict(shut=-1000, open=1000).get(name, 0)} the LSTM must read '
-                         f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta is the sigmoid of what the layer gives')
-    found.same('h', cause='beta is computed from the old h, entry by entry')
+        answer.same(f'h, gate {name}', shape='batch_size, decoder_dim',
+                    cause=f'when its layer gives {dict(shut=-1000, open=1000).get(name, 0)} the LSTM must read '
+                          f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta is the sigmoid of what the layer gives')
+    answer.same('h', cause='beta is computed from the old h, entry by entry')
 
 
 def test_dropout(lab):

@@ -58,7 +58,7 @@ def fast_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
     mean = pictures.mean(dim=1, keepdim=True).index_select(0, picture_of.to(device, non_blocking=True))
     h, c = decoder.init_hidden_state(mean)
     h, c = (state.to(torch.promote_types(state.dtype, torch.float32)) for state in (h, c))
-    if hasattr(decoder, 'attention'):
+    if getattr(decoder, 'attention', None) is not None:
         states, alphas = attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes.tolist())
         alphas = pad_packed_sequence(PackedSequence(alphas, sizes), batch_first=True)[:1]
     else:
