@@ -200,7 +200,10 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param devices: also which outputs were made on the CPU without looking where the pictures are
     :return: name -> array
     """
-    load_weights(module, weights or {})
+    if weights:
+        if unknown := weights.keys() - own_tensors(module).keys():
+            raise KeyError(f'there is no {min(unknown)}')
+        load_weights(module, weights)
     if mode:
         module.train(mode == 'train')
     inputs = tensors
