@@ -68,7 +68,8 @@ def signature(name, reply, slow=False):
     one = other = size = 0.0
     words, arrays = ['slow'] * slow, reply['arrays']
     if name.endswith('_half') and not reply['errors']:  # random, but for the factors
-        arrays = {'factors': np.unique(dropped(reply, '').round(2) + 0.0)}
+        first, second = (dropped(reply, call).round(2) + 0.0 for call in ('', ' once more'))
+        arrays = {'factors': np.unique(first), 'alike': np.array([np.array_equal(first, second)])}
     for name, array in sorted(arrays.items()):
         words += [name, str(array.shape), array.dtype.name]
         flat = np.nan_to_num(array.ravel().astype(float), nan=1e9, posinf=1e9, neginf=-1e9)
@@ -190,7 +191,7 @@ class Lab:
                 pytest.skip(f"not done yet: {error['todo']}")
         for call in ('all', ''):
             if call in answer.errors:
-                answer.stopped(answer.errors[call])
+                answer.stopped(call)
         return answer
 
     def sizes_in(self, text):
@@ -226,16 +227,17 @@ class Answer:
         if name not in self.reply['arrays']:
             calls = sorted((call for call in self.errors if name.endswith(call)), key=len) or list(self.errors)
             if calls:
-                self.stopped(self.errors[calls[-1]])
+                self.stopped(calls[-1])
             self.wrong(name, 'it is not there', '')
         array = self.reply['arrays'][name]
         self.require(np.isfinite(array).all(), f'{name} to hold numbers', 'it holds nan or inf',
                      'a division by zero, or a softmax over numbers that are too large')
         return array
 
-    def stopped(self, error):
+    def stopped(self, call):
+        error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all') else ''
         line = f" (models.py, line {error['line']}: {error.get('code', '')})" if error.get('line') else ''
-        self.wrong('that it runs', f"it stops with {error['error']}{line}{self.lab.sizes_in(error['error'])}",
+        self.wrong(f'that it runs{which}', f"it stops with {error['error']}{line}{self.lab.sizes_in(error['error'])}",
                    'look at that line' if line else '')
 
     def wrong(self, expected, came, cause, slow=False):
