@@ -47,6 +47,16 @@ LEFT_OUT = (*KEPT_BACK, 'models.py', 'tests', 'notes', 'lab/more', 'lab/experime
 def draw_inputs(seed):
     """Other sizes than those of the public checks, each its own, and other numbers."""
     rng, public = random.Random(seed), Inputs()
+    while True:
+        given = draw_once(rng, public)
+        order = sorted(range(given.batch), key=lambda i: -given.lengths[i])
+        # an order that is its own inverse would hide one that is taken for the other
+        if [order[i] for i in order] != list(range(given.batch)) and given.vocab_size not in (
+                given.embed_dim + given.encoder_dim, 4 * given.decoder_dim):
+            return given
+
+
+def draw_once(rng, public):
     height, width = rng.choice([(2, 5), (5, 2), (3, 5), (5, 3), (4, 5), (5, 4)])
     lengths = [2, rng.randint(3, 5), rng.randint(6, 8), rng.choice([9, 10, 12])]
     lengths += [max(lengths)] + [rng.randint(3, 8) for _ in range(rng.randint(1, 2))]

@@ -148,6 +148,11 @@ class Subject:
             return ()
         return stubs
 
+    def fast(self, todo):
+        """Whether the check of its speed passes."""
+        return all(verdict.outcome == 'passed' for verdict in judge(todo, self, {
+            name for name, _ in checks(todo)} - {'test_speed'}))
+
     def works(self, name, stubs):
         """Whether the first call of a request gives the right predictions."""
         _, expected = self.stored.expected(name, stubs)['predictions']

@@ -13,7 +13,7 @@ def check_layers(lab, kind):
     """Every layer that the TODO lists is there, under its name and with its sizes, and does what such a layer does."""
     answer = lab(f'{kind}_shapes', f'{CLASS[kind]}.__init__')
     shapes = {name: tuple(shape.tolist()) for name, shape in answer.reply['arrays'].items()}
-    wanted = {name: tuple(numbers.tolist()) for name, (_, numbers) in answer.expected.items()}
+    wanted = {name: tuple(map(int, numbers)) for name, (_, numbers) in answer.expected.items()}
     for name, shape in wanted.items():
         layer = name.rpartition('.')[0]
         if name.startswith('attention.sizes'):
@@ -30,8 +30,11 @@ def check_layers(lab, kind):
                          'the layer has another name or kind, or is never made')
         answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
                        f'the sizes that self.{layer} is made with: which goes in, which comes out?')
-    answer = lab(f'{kind}_layers', f'{CLASS[kind]}.__init__')
-    answer.same(*(name for name in answer.expected if name != 'dropout'), cause='the layer is of another kind')
+    for what in ('layers', *['equal'] * (kind != 'attention')):
+        answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__')
+        answer.same(*(name for name in answer.expected if name != 'dropout' and not name.startswith('random')),
+                    cause='the layer is of another kind' if what == 'layers' else
+                    'where all sizes are equal, two layers share their weights')
     if kind != 'attention':
         kept = answer['dropout'][answer['dropout'] != 0]
         share = 1 - 1 / kept.mean() if kept.size else 1.0
@@ -59,6 +62,8 @@ def check_dropout(lab, kind):
                        'a part of h dropped and the rest doubled before fc, with dropout=0.5',
                        'what goes into fc is not 0 or 2 times h', 'dropout more than once, or h rescaled')
         patterns.append(times > 1)
+    answer.require((patterns[0] != patterns[0][:1]).any(), 'other entries of h dropped for each caption',
+                   'they are the same', 'one mask for all rows')
     answer.require((patterns[0] != patterns[1]).any(), 'other entries of h dropped at each call', 'they are the same',
                    'a random generator that is seeded again')
 
@@ -85,12 +90,12 @@ def check_gradients(answer):
         zero_in_theory = np.abs(expected).max() < 0.01 * answer.scale(name)
         answer.require(answer[name].any() or zero_in_theory, f'a {name}', 'it is zero',
                        'the value is computed without it, or .detach(), .data, .item() or no_grad cut it off')
-        answer.same(name, cause='the value is computed in another way than the TODO says')
+        answer.same(name, cause='a part is cut off (.detach(), .data, no_grad), or computed in another way')
 
 
 def check_speed(answer):
     """Compared with plain matrix products of about the same sizes."""
-    answer.same(*answer.expected, cause='the result is wrong, however fast')
+    answer.same(*answer.expected, cause='the numbers are wrong, so the time does not count')
     most = SLOWEST[answer.name.partition('_')[0]]
     if answer.slowness > most:
         answer.wrong(f'at most {most} times the time of the matrix products in it',
@@ -143,12 +148,12 @@ def check_predictions(lab, kind):
                            'at step t only the captions still running are written')
     answer.same('predictions', shape='batch_size, max(decode_lengths), vocab_size',
                 cause='at step t: embeddings of word t, the states of step t - 1, the first n rows of everything')
+    answer.same('predictions once more', cause=(
+        'forward changes encoder_out, the captions or their lengths in place, or leaves something behind'))
     stubs, _, main = EARLIER[lab.todo]
     with_stubs = ask(lab, kind, stubs=stubs) if lab.subject.works(main, stubs) else answer  # these do not drop anything
     with_stubs.same('predictions in training', shape='batch_size, max(decode_lengths), vocab_size',
                     cause='dropout is in one_step, before fc, and nowhere else')
-    answer.same('predictions once more', cause=(
-        'forward changes encoder_out, the captions or their lengths in place, or leaves something behind'))
 
 
 def check_no_later_word_is_seen(lab, kind):
@@ -161,7 +166,8 @@ def check_no_later_word_is_seen(lab, kind):
             moved = np.abs(after - before).max(axis=2) > 1e-4 * np.abs(before).max()
             for i, length in enumerate(lengths):
                 early = [s for s in range(min(t, length - 1)) if moved[i, s]]
-                answer.require(not early, f'prediction {early[:1]} to know words 0 to {early[0] if early else 0} only',
+                first = min(early, default=0)
+                answer.require(not early, f'prediction {first} to know words 0 to {first} only',
                                f'it changes with word {t}', 'word t is read at step t, not earlier')
                 answer.require(t >= length - 1 or moved[i, t], f'prediction {t} to depend on word {t}', 'it does not',
                                'step t reads the true word t, and h and c carry it on')
@@ -170,18 +176,33 @@ def check_no_later_word_is_seen(lab, kind):
 
 def check_captions_do_not_touch_each_other(lab, kind):
     answer = ask(lab, kind)
-    usual = same(answer['predictions'], answer.expected['predictions'][1])
     for name in (' in another order', ' of the first caption alone', ' padded with another word',
                  ' padded to the longest', ' with pixels in a row', ' with more cells'):
         for what in ('predictions', 'alphas')[:1 + (kind == 'attentive')]:
             answer.same(what + name, cause=(
-                'the result of a caption must not depend on its place, its padding or its neighbours' if usual else
+                'the result of a caption must not depend on its place, its padding or its neighbours'
+                if not is_wrong_forward(lab, kind) else
                 'forward is wrong in the usual case already: see test_predictions'))
 
 
-def check_works_in_training_and_beam_search(lab, kind):
-    """A second batch in training, the state after it, and the same words one by one."""
+def is_wrong_forward(lab, kind):
+    """Whether forward is wrong in the usual case already."""
     answer = ask(lab, kind)
+    return not same(answer['predictions'], answer.expected['predictions'][1])
+
+
+def check_works_in_training_and_beam_search(lab, kind):
+    """As in training: batches one after another, and as large as the lab's. The same words one by one."""
+    training, names = ask(lab, kind, 'training'), ('predictions', 'alphas')[:1 + (kind == 'attentive')]
+    training.same(*names, cause='' if is_wrong_forward(lab, kind) else
+                  'training makes a difference where nothing is dropped')
+    training.same(*(f'{name} of the size of the lab' for name in names),
+                  cause='a number of cells or of words is limited')
+    training.same(*(f'{name} of large numbers' for name in names), cause='large numbers are cut off')
+    training.same(*(f'{name} once more' for name in names), cause='a call leaves something behind for the next one')
+    answer = ask(lab, kind)
+    answer.same(*(name for name in answer.expected if name.startswith('random numbers')),
+                cause='forward draws random numbers, or seeds their generator, where nothing is dropped')
     answer.same('predictions in training once more', 'predictions after training',
                 cause='a call in training leaves something behind: self.eval(), statistics, a changed tensor')
     answer.same('predictions word by word', cause='training reads other words or states than beam search does')

@@ -20,12 +20,13 @@ FORWARD = {'plain': ['predictions', 'encoded_captions', 'decode_lengths', 'sort_
 BATCH = ['encoder_out', 'encoded_captions', 'caption_lengths']
 KIND_OF = {1: 'plain', 2: 'plain', 3: 'attention', 4: 'attentive', 5: 'attentive'}
 # which requests belong to a TODO. The shapes come first: no request tells a submission what it has not shown
-OF_TODO = {1: ['plain_shapes', 'plain_layers', 'plain_start', 'plain_step', 'plain_dropout', 'plain_half'],
-           2: ['plain_forward', 'plain_time', 'plain_speed'],
+OF_TODO = {1: ['plain_shapes', 'plain_layers', 'plain_equal', 'plain_start', 'plain_step', 'plain_dropout',
+               'plain_half'],
+           2: ['plain_forward', 'plain_training', 'plain_time', 'plain_speed'],
            3: ['attention_shapes', 'attention_layers', 'attention_forward', 'attention_speed'],
-           4: ['attentive_shapes', 'attentive_layers', 'attentive_start', 'attentive_step', 'attentive_dropout',
-               'attentive_half'],
-           5: ['attentive_forward', 'attentive_time', 'attentive_speed']}
+           4: ['attentive_shapes', 'attentive_layers', 'attentive_equal', 'attentive_start', 'attentive_step',
+               'attentive_dropout', 'attentive_half'],
+           5: ['attentive_forward', 'attentive_training', 'attentive_time', 'attentive_speed']}
 
 
 def wave(*shape, shift=0.0):
@@ -59,8 +60,11 @@ class Inputs:
         return wave(*shape, shift=shift + self.shift)
 
     def pictures(self, height=None, width=None):
-        """(batch, height, width, encoder_dim)"""
-        return 2 * self.wave(self.batch, height or self.height, width or self.width, self.encoder_dim, shift=0.3)
+        """(batch, height, width, encoder_dim); in another grid the first cell is zero, as a CNN's may be."""
+        cells = 2 * self.wave(self.batch, height or self.height, width or self.width, self.encoder_dim, shift=0.3)
+        if height:
+            cells[:, 0, 0] = 0
+        return cells
 
     def pixels(self):
         """(batch, num_pixels, encoder_dim)"""
@@ -114,6 +118,20 @@ class Layers:
         return made, shapes
 
 
+    def equal(self, inputs, size=8):
+        """The same layers with one size for all dimensions but the vocabulary, as the lab's default has 512 twice."""
+        i = inputs
+        other = {i.embed_dim: size, i.encoder_dim: size, i.decoder_dim: size, i.attention_dim: size,
+                 4 * i.decoder_dim: 4 * size, i.embed_dim + i.encoder_dim: 2 * size}
+
+        def renamed(sizes):
+            return [other.get(n, n) for n in sizes]
+        return Layers({kind: {name: [of, *renamed(sizes)] for name, (of, *sizes) in made.items()}
+                       for kind, made in self.made.items()},
+                      {kind: {name: renamed(shape) for name, shape in shapes.items()}
+                       for kind, shapes in self.shapes.items()})
+
+
 # --- The requests ---
 
 
@@ -125,7 +143,11 @@ def build(name, inputs, layers, stubs=()):
     :param stubs: of 'attention' and 'steps': what is not this TODO's own and not right
     """
     kind, _, what = name.partition('_')
-    own_attention = 'attention' not in stubs and what not in ('shapes', 'layers')  # inside a decoder it is TODO 3's
+    if what == 'equal':
+        layers = layers.equal(inputs)
+        inputs = dataclasses.replace(inputs, embed_dim=8, encoder_dim=8, decoder_dim=8, attention_dim=8)
+    of_layers = what in ('shapes', 'layers', 'equal')  # the attention inside a decoder is TODO 3's
+    own_attention = 'attention' not in stubs and not of_layers
     made, shapes = layers.of(kind, own_attention)
     ask = ask_attention if name == 'attention_forward' else REQUESTS[what]
     tensors, calls, *dropout = ask(inputs, kind, made)
@@ -135,7 +157,7 @@ def build(name, inputs, layers, stubs=()):
                'calls': calls}
     if what == 'shapes':  # nothing in it tells the names that are asked for
         return {**request, 'stubs': ['attention']}
-    if what == 'layers':  # on what is there, nothing is put in
+    if what in ('layers', 'equal'):  # on what is there, nothing is put in
         return {**request, 'stubs': ['attention'], 'weights': inputs.weights(shapes)}
     return {**request, 'layers': made, 'weights': inputs.weights(shapes)}
 
@@ -177,7 +199,8 @@ def ask_start(inputs, kind, made):
         call('', *start, mode='eval'), call(' once more', *start),
         call(' of one picture', 'init_hidden_state', ['one picture'], STATE),
         call(' with more cells', 'init_hidden_state', ['more cells'], STATE),
-        call(' (eval)', *start, gradient=True), call(' (training)', *start, mode='train', gradient=True),
+        call(' (eval)', *start, gradient=start[1]), call(' (training)', *start, mode='train', gradient=start[1]),
+        call(' of one picture in training', 'init_hidden_state', ['one picture'], STATE, may_fail=True),
         call(' in training', *start), call(' in training once more', *start),
         call(' after training', *start, mode='eval')], 1.0
 
@@ -193,16 +216,23 @@ def ask_step(inputs, kind, made):
     step, keys = ('one_step', names, STEP[kind]), ['attention.encoder_att', 'encoder_out']
     calls = [call('', *step, mode='eval'), call(' once more', *step),
              call(' of one caption', 'one_step', [f'{name} of one caption' for name in names], STEP[kind]),
-             call('', *step, gradient=True), call(' in training', *step, mode='train')]
+             call('', *step, gradient=names), call(' in training', *step, mode='train'),
+             call(' in training', *step, gradient=names)]
+    large = {f'large {name}': 10 * tensors[name] for name in names if name != 'encoder_out'}
+    tensors |= large
     if attends:
         more = [f'{name} with more cells' if name == 'encoder_out' else name for name in names]
         calls += [call(' with more cells', 'one_step', more, STEP[kind], mode='eval'),
-                  call(' with keys', *step, keys=keys), call(' with keys', *step, keys=keys, gradient=True)]
+                  call(' with keys', *step, keys=keys), call(' with keys once more', *step, keys=keys),
+                  call(' with keys', *step, keys=keys, gradient=names)]
         size = [inputs.encoder_dim, inputs.decoder_dim]
         gates = {name: np.full(size[:1], value, dtype=np.float32)
                  for name, value in (('shut', -1000), ('half open', 0), ('open', 1000))}
         calls += [call(f', gate {name}', *step, weights={
             'f_beta.weight': np.zeros(size, dtype=np.float32), 'f_beta.bias': bias}) for name, bias in gates.items()]
+    weights = {'fc.weight': 9 * inputs.wave(inputs.vocab_size, inputs.decoder_dim)}
+    calls.append(call(' of large numbers', 'one_step', [name if name == 'encoder_out' else f'large {name}'
+                                                        for name in names], STEP[kind], mode='eval', weights=weights))
     return tensors, calls
 
 
@@ -237,9 +267,9 @@ def ask_attention(inputs, kind, made):
     return tensors, [
         call('', *attend, mode='eval'), call(' once more', *attend),
         call(' of one picture', 'forward', ['one picture', 'one h'], outputs), *others,
-        call(' with keys', *attend, keys=keys), call('', *attend, gradient=True),
-        call(' with keys', *attend, keys=keys, gradient=True), call(' in training', *attend, mode='train'),
-        call(' in training', *attend, gradient=True)]
+        call(' with keys', *attend, keys=keys), call(' with keys once more', *attend, keys=keys),
+        call('', *attend, gradient=attend[1]), call(' with keys', *attend, keys=keys, gradient=attend[1]),
+        call(' in training', *attend, mode='train'), call(' in training', *attend, gradient=attend[1])]
 
 
 def ask_forward(inputs, kind, made):
@@ -256,16 +286,36 @@ def ask_forward(inputs, kind, made):
         ' with more cells': (inputs.pictures(*inputs.more_cells), tokens, lengths)}
     tensors = {part + name: array for name, batch in batches.items() for part, array in zip(BATCH, batch, strict=True)}
     tensors['words'] = tokens[:, :4]
-    alike = [batch + ' of different lengths' for batch in BATCH]  # in a mixture of all scores the order counts
-    rows = np.unique(lengths, return_index=True)[1]
-    tensors |= {part: tensors[part.removesuffix(' of different lengths')][rows] for part in alike}
+    tensors |= of_different_lengths(tensors)
     forward = ('forward', BATCH, FORWARD[kind])
     return tensors, [
         *(call(name, 'forward', [part + name for part in BATCH], FORWARD[kind]) for name in batches),
         call(' once more', *forward, devices=True),
         call(' word by word', 'word by word', ['encoder_out', 'words'], ['predictions']),
-        call('', 'forward', alike, FORWARD[kind], gradient=True), call(' in training', *forward, mode='train'),
+        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH), call(' in training', *forward, mode='train'),
         call(' in training once more', *forward), call(' after training', *forward, mode='eval')], 1.0
+
+
+def of_different_lengths(tensors):
+    """One caption of each length: in a mixture of all scores, as for gradients, the order of equal ones would count."""
+    rows = np.unique(tensors['caption_lengths'], return_index=True)[1]
+    return {name: tensors[part][rows] for name, part in zip(DIFFERENT, BATCH, strict=True)}
+
+
+def ask_training(inputs, kind, made):
+    """As in training, but nothing is dropped; pictures and captions as large as the lab's; large word vectors."""
+    (tokens, lengths), pictures = inputs.captions(), inputs.pictures()
+    long = np.resize(tokens[:1, 1:3], (2, 52))
+    tensors = {**dict(zip(BATCH, (pictures, tokens, lengths), strict=True)), 'many cells': inputs.pictures(14, 14)[:2],
+               'long captions': long, 'long lengths': np.array([[31], [52]])}
+    tensors |= of_different_lengths(tensors)
+    forward = ('forward', BATCH, FORWARD[kind])
+    weights = {'embedding.weight': 5 * inputs.wave(inputs.vocab_size, inputs.embed_dim)}
+    return tensors, [
+        call('', *forward, mode='train'), call(' once more', *forward),
+        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH),
+        call(' of the size of the lab', 'forward', ['many cells', 'long captions', 'long lengths'], FORWARD[kind]),
+        call(' of large numbers', *forward, weights=weights)]
 
 
 def ask_time(inputs, kind, made):
@@ -299,6 +349,8 @@ def other_order(n):
     return np.roll(np.arange(n), 2)[::-1].copy()
 
 
+DIFFERENT = [part + ' of different lengths' for part in BATCH]
 SPEED_CALLS = {'plain': 16, 'attention': 300, 'attentive': 12}
 REQUESTS = {'shapes': ask_shapes, 'layers': ask_layers, 'start': ask_start, 'step': ask_step, 'dropout': ask_dropout,
-            'half': ask_half, 'forward': ask_forward, 'time': ask_time, 'speed': ask_speed}
+            'half': ask_half, 'equal': ask_layers, 'forward': ask_forward, 'training': ask_training, 'time': ask_time,
+            'speed': ask_speed}

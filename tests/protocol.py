@@ -16,6 +16,7 @@ import json
 import linecache
 import math
 import operator
+import random
 import re
 import sys
 import traceback
@@ -124,7 +125,7 @@ def answer(request, models):
         the arrays are the shapes of all parameters
     """
     reply = {'arrays': {}, 'errors': {}}
-    torch.manual_seed(0)
+    seed(0)
     with solutions_blocked():
         try:
             module = make(models, **{key: request.get(key) or {} for key in ('make', 'sizes', 'layers', 'stubs')})
@@ -139,7 +140,8 @@ def answer(request, models):
             try:
                 reply['arrays'] |= carry_out(module, tensors, **call)
             except Exception as error:
-                reply['errors'][call['name']] = describe(error, models)
+                if not call.get('may_fail'):
+                    reply['errors'][call['name']] = describe(error, models)
     return reply
 
 
@@ -160,7 +162,8 @@ def make(models, make, sizes, layers, stubs):
         right = {'StubAttention': StubAttention, 'Attention': models.Attention}.get(layer) or getattr(nn, layer)
         right = right(*arguments)
         own = module._modules.get(name)
-        if own is None or shapes(own) != shapes(right) or getattr(own, 'p', None) != getattr(right, 'p', None):
+        same = own is not None and shapes(own) == shapes(right) and getattr(own, 'p', 0) == getattr(right, 'p', 0)
+        if not same or 'steps' in stubs:
             vars(module).pop(name, None)
             setattr(module, name, right)
     if 'steps' in stubs:
@@ -184,8 +187,8 @@ def load_weights(module, weights):
             tensor.copy_(torch.tensor(weights[name]))
 
 
-def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=False,
-              devices=False):
+def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=None,
+              devices=False, may_fail=False):
     """One call.
 
     :param tensors: name -> tensor; the call works on these, not on copies
@@ -196,8 +199,9 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param keys: [layer, name of a tensor]: hand over ``keys=layer(tensor)`` where the method takes keys
     :param mode: 'train' or 'eval'; None: as it is
     :param weights: load these first
-    :param gradient: give back the gradients of a mixture of the outputs in their place
+    :param gradient: names of the arguments: give back the gradients of a mixture of the outputs in their place
     :param devices: also which outputs were made on the CPU without looking where the pictures are
+    :param may_fail: only what it leaves behind counts
     :return: name -> array
     """
     if weights:
@@ -208,30 +212,44 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
         module.train(mode == 'train')
     inputs = tensors
     if gradient:
-        inputs = {key: value.clone().requires_grad_(value.is_floating_point()) for key, value in tensors.items()}
+        inputs = {key: value.clone().requires_grad_(value.is_floating_point()) for key, value in tensors.items()
+                  if not key.startswith('keys ')}
     functions = {'forward': module, 'word by word': functools.partial(word_by_word, module)}
     function = functions.get(method) or operator.attrgetter(method)(module)
     function = one_word(function) if isinstance(function, nn.LSTM) else function
-    with torch.set_grad_enabled(gradient), Devices() if devices else contextlib.nullcontext() as made:
+    seed(1234)
+    with torch.set_grad_enabled(bool(gradient)), Devices() if devices else contextlib.nullcontext() as made:
         given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
         extra = {}
         if keys:
             layer, tensor = keys
             if 'keys' not in inspect.signature(getattr(function, 'forward', function)).parameters:
                 return {}
-            extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor])}
+            made_before = inputs.get(f'keys {tensor}')
+            extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor]) if made_before is None else made_before}
+            inputs[f'keys {tensor}'] = extra['keys']
         values = flat(function(*given, **extra))
     if len(values) != len(outputs):
         raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values; it gave '
                         f'{len(values) or "nothing (is the return missing?)"}')
     if gradient:
-        used = {part: inputs[part] for arg in args for part in ([arg] if isinstance(arg, str) else arg)
-                if inputs[part].requires_grad}
+        used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=True) if inputs[arg].requires_grad}
         return gradients(values, {**used, **dict(module.named_parameters())}, name)
+    if may_fail:
+        return {}
     arrays = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
+    if not module.training:
+        arrays[f'random numbers after it{name}'] = np.array(
+            [torch.rand(()).item(), random.random(), np.random.random()], dtype=np.float32)
     if devices:
         arrays['made on the CPU'] = np.array([made.on_cpu(value) for value in values], dtype=np.int64)
     return arrays
+
+
+def seed(number):
+    torch.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 def flat(value):
@@ -310,7 +328,7 @@ def describe(error, models=None):
     file = getattr(models, '__file__', None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
-    text = f'{type(error).__name__}: {text[0] if text else ""}'[:300]
+    text = f'{type(error).__name__}: {text[0] if text else ""}'[:500]
     described = {'error': text, 'line': lines[-1] if lines else None}
     if lines:
         described['code'] = linecache.getline(file, lines[-1]).strip()[:100]

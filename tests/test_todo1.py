@@ -16,7 +16,7 @@ def test_first_state_reads_the_picture(lab):
                 cause='mean over the pixels (dim 1), then init, then bn, then decode_step without states')
     answer.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
                 cause='the result of a picture must not depend on how many there are, or how many cells they have')
-    answer.same('h once more', 'c once more', cause='a call leaves something behind that the next one meets')
+    answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
     answer.same('h in training', 'c in training', shape='batch_size, decoder_dim',
                 cause='self.bn comes after self.init and normalises over the batch; dropout comes later, before fc')
 
@@ -33,9 +33,10 @@ def test_one_step(lab):
     answer = lab('plain_step', STEP)
     answer.same('h', 'c', shape='batch_size, decoder_dim', cause='decode_step(embeddings, (h, c)) returns h, c')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
-    for call in (' once more', ' of one caption', ' in training'):
+    answer.same('random numbers after it', cause='nothing is random in eval()')
+    for call in (' once more', ' of one caption', ' in training', ' of large numbers'):
         answer.same(f'predictions{call}', f'h{call}', f'c{call}',
-                    cause='the result must not depend on calls before, on other captions or on the mode')
+                    cause='the result must not depend on calls before, on other captions, the mode or large numbers')
 
 
 def test_dropout(lab):

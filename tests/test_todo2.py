@@ -27,6 +27,7 @@ def test_works_in_training_and_beam_search(lab):
 
 def test_gradients(lab):
     checks.check_gradients(checks.ask(lab, KIND))
+    checks.check_gradients(checks.ask(lab, KIND, 'training'))
 
 
 def test_device(lab):

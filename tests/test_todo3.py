@@ -41,7 +41,7 @@ def test_alpha_sums_to_one_over_the_pixels(lab):
     over_batch = np.allclose(alpha.sum(axis=0), 1)
     answer.require(np.abs(sums - 1).max() <= TOLERANCE, f'alpha to sum to 1 over the {pixels} pixels of each picture',
                    'it sums to 1 over the batch' if over_batch else
-                   f'the sums are {", ".join(f"{value:.3g}" for value in sums)}',
+                   f'the sums are {", ".join(f"{value:.6g}" for value in sums)}',
                    'look at the dim of your softmax')
     looks_somewhere(answer)
 
@@ -52,9 +52,11 @@ def test_alpha_follows_the_formula(lab):
     answer.same('alpha', shape='batch_size, num_pixels',
                 cause='the scores are att(relu(encoder_att(encoder_out) + decoder_att(h)))')
     answer.same('alpha in training', 'alpha once more', cause='alpha is the same in training, and at every call')
+    answer.same('random numbers after it', cause='nothing is random here')
     if takes_keys(answer):
         answer.same('alpha with keys', 'z with keys',
                     cause='keys that are handed in are encoder_att(encoder_out), ready to use')
+        answer.same('alpha with keys once more', 'z with keys once more', cause='keys that come in must not change')
 
 
 def test_z_is_the_weighted_sum(lab):
@@ -76,9 +78,13 @@ def test_z_is_the_weighted_sum(lab):
 
 def test_pixels_may_come_in_any_order(lab):
     answer = ask(lab)
-    for call in (', pixels in another order', ' of one picture', ', equal pixels', ', strong pixels', ', more cells',
-                 ' once more', ' in training'):
-        answer.same(f'z{call}', f'alpha{call}', cause='each pixel is scored on its own, each picture for itself')
+    each = 'each pixel is scored on its own, each picture for itself'
+    for call, cause in ((', pixels in another order', each), (' of one picture', each), (', equal pixels', each),
+                        (', strong pixels', 'large scores are cut off or rounded'),
+                        (', more cells', 'a number of cells is limited, or cells of zeros are left out'),
+                        (' once more', 'a call leaves something behind for the next one'),
+                        (' in training', 'training makes no difference here')):
+        answer.same(f'z{call}', f'alpha{call}', cause=cause)
 
 
 def test_gradients(lab):

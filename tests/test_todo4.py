@@ -12,8 +12,9 @@ def test_layers(lab):
 def test_first_state_comes_from_the_mean_pixel(lab):
     """h = init_h(mean pixel), c = init_c(mean pixel)."""
     answer = lab('attentive_start', START)
-    answer.same('h', shape='batch_size, decoder_dim', cause='h = init_h(mean), the mean over the pixels, dim 1')
-    answer.same('c', shape='batch_size, decoder_dim', cause='c = init_c(mean); h is right')
+    answer.same('h', shape='batch_size, decoder_dim',
+                cause='h = init_h(mean), the mean over the pixels, dim 1, and nothing after it')
+    answer.same('c', shape='batch_size, decoder_dim', cause='c = init_c(mean), and nothing after it; h is right')
     for call in (' of one picture', ' with more cells', ' once more', ' in training', ' in training once more',
                  ' after training'):
         answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
@@ -27,15 +28,16 @@ def test_one_step(lab):
     answer.same('alpha', shape='batch_size, num_pixels',
                 cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
     answer.same('h', 'c', shape='batch_size, decoder_dim',
-                cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); is the gate right?')
+                cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); see the check of the gate')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
-    calls = [' once more', ' of one caption', ' in training', ' with more cells']
+    answer.same('random numbers after it', cause='nothing is random in eval()')
+    calls = [' once more', ' of one caption', ' in training', ' with more cells', ' of large numbers']
     if takes_keys(answer):
-        calls.append(' with keys')
+        calls += [' with keys', ' with keys once more']
     for call in calls:
         answer.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
-                    cause='hand keys on to self.attention; all else stays as it is' if call == ' with keys' else
-                    'the result must not depend on calls before, on other captions, on the mode or on the grid')
+                    cause='hand keys on to self.attention; all else stays as it is' if 'keys' in call else
+                    'the result must not depend on calls before, other captions, the mode, the grid or large numbers')
 
 
 def test_gate_scales_what_is_seen(lab):
