@@ -21,7 +21,7 @@ def test_alphas(lab):
         for i, length in enumerate(answer.inputs.lengths):
             past = abs(answer['alphas'][i, length - 1:]).max(initial=0)
             answer.require(past == 0, f'alphas zero past the end of caption {i} ({length - 1} steps)',
-                           f'there are numbers up to {past:.3g}', 'at step t only the captions still running are written')
+                           f'there are numbers up to {past:.3g}', 'at step t only captions still running are written')
     answer.same('alphas', shape='batch_size, max(decode_lengths), num_pixels',
                 cause='keep the alpha of one_step at [:n, t], beside the predictions')
 
