@@ -196,7 +196,7 @@ def ask_start(inputs, kind, made):
                'more cells': inputs.pictures(*inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
     start = ('init_hidden_state', ['encoder_out'], STATE)
     return tensors, [
-        call('', *start, mode='eval'), call(' once more', *start),
+        call('', *start, mode='eval', random_numbers=True), call(' once more', *start),
         call(' of one picture', 'init_hidden_state', ['one picture'], STATE),
         call(' with more cells', 'init_hidden_state', ['more cells'], STATE),
         call(' (eval)', *start, gradient=start[1]), call(' (training)', *start, mode='train', gradient=start[1]),
@@ -214,7 +214,7 @@ def ask_step(inputs, kind, made):
             *inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
     tensors |= {f'{name} of one caption': tensors[name][:1] for name in names}
     step, keys = ('one_step', names, STEP[kind]), ['attention.encoder_att', 'encoder_out']
-    calls = [call('', *step, mode='eval'), call(' once more', *step),
+    calls = [call('', *step, mode='eval', random_numbers=True), call(' once more', *step),
              call(' of one caption', 'one_step', [f'{name} of one caption' for name in names], STEP[kind]),
              call('', *step, gradient=names), call(' in training', *step, mode='train'),
              call(' in training', *step, gradient=names)]
@@ -239,7 +239,7 @@ def ask_step(inputs, kind, made):
 def ask_dropout(inputs, kind, made):
     """Everything is dropped."""
     tensors, calls = ask_step(inputs, kind, made)
-    step = calls[0]
+    step = {**calls[0], 'random_numbers': False}
     return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'}, {**step, 'name': ' once more'}], 1.0
 
 
@@ -248,7 +248,7 @@ def ask_half(inputs, kind, made):
     tensors, calls = ask_step(inputs, kind, made)
     weights = {'fc.weight': np.eye(inputs.vocab_size, inputs.decoder_dim, dtype=np.float32),
                'fc.bias': np.zeros(inputs.vocab_size, dtype=np.float32)}
-    step = {**calls[0], 'mode': 'train', 'weights': weights}
+    step = {**calls[0], 'mode': 'train', 'weights': weights, 'random_numbers': False}
     return tensors, [step, {**step, 'name': ' once more'}], 0.5
 
 
@@ -265,7 +265,7 @@ def ask_attention(inputs, kind, made):
     others = [call(f', {name}', 'forward', [name, 'h'], outputs)
               for name in ('pixels in another order', 'equal pixels', 'strong pixels', 'more cells')]
     return tensors, [
-        call('', *attend, mode='eval'), call(' once more', *attend),
+        call('', *attend, mode='eval', random_numbers=True), call(' once more', *attend),
         call(' of one picture', 'forward', ['one picture', 'one h'], outputs), *others,
         call(' with keys', *attend, keys=keys), call(' with keys once more', *attend, keys=keys),
         call('', *attend, gradient=attend[1]), call(' with keys', *attend, keys=keys, gradient=attend[1]),
@@ -290,7 +290,7 @@ def ask_forward(inputs, kind, made):
     forward = ('forward', BATCH, FORWARD[kind])
     return tensors, [
         *(call(name, 'forward', [part + name for part in BATCH], FORWARD[kind]) for name in batches),
-        call(' once more', *forward, devices=True),
+        call(' once more', *forward, random_numbers=True, devices=True),
         call(' word by word', 'word by word', ['encoder_out', 'words'], ['predictions']),
         call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH), call(' in training', *forward, mode='train'),
         call(' in training once more', *forward), call(' after training', *forward, mode='eval')], 1.0
@@ -308,11 +308,13 @@ def ask_training(inputs, kind, made):
     long = np.resize(tokens[:1, 1:3], (2, 52))
     tensors = {**dict(zip(BATCH, (pictures, tokens, lengths), strict=True)), 'many cells': inputs.pictures(14, 14)[:2],
                'long captions': long, 'long lengths': np.array([[31], [52]])}
-    tensors |= of_different_lengths(tensors)
+    tensors |= of_different_lengths(tensors) | {f'one {part}': tensors[part][:1] for part in BATCH}
     forward = ('forward', BATCH, FORWARD[kind])
     weights = {'embedding.weight': 5 * inputs.wave(inputs.vocab_size, inputs.embed_dim)}
     return tensors, [
-        call('', *forward, mode='train'), call(' once more', *forward),
+        call(' of the first caption alone', 'forward', [f'one {part}' for part in BATCH], FORWARD[kind], mode='train',
+             may_fail=True),
+        call('', *forward), call(' once more', *forward),
         call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH),
         call(' of the size of the lab', 'forward', ['many cells', 'long captions', 'long lengths'], FORWARD[kind]),
         call(' of large numbers', *forward, weights=weights)]

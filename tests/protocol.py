@@ -188,7 +188,7 @@ def load_weights(module, weights):
 
 
 def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=None,
-              devices=False, may_fail=False):
+              random_numbers=False, devices=False, may_fail=False):
     """One call.
 
     :param tensors: name -> tensor; the call works on these, not on copies
@@ -200,6 +200,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param mode: 'train' or 'eval'; None: as it is
     :param weights: load these first
     :param gradient: names of the arguments: give back the gradients of a mixture of the outputs in their place
+    :param random_numbers: also what the random generators give after it: nothing may be drawn or seeded
     :param devices: also which outputs were made on the CPU without looking where the pictures are
     :param may_fail: only what it leaves behind counts
     :return: name -> array
@@ -217,7 +218,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     functions = {'forward': module, 'word by word': functools.partial(word_by_word, module)}
     function = functions.get(method) or operator.attrgetter(method)(module)
     function = one_word(function) if isinstance(function, nn.LSTM) else function
-    if not module.training:
+    if random_numbers:
         seed(1234)
     with torch.set_grad_enabled(bool(gradient)), Devices() if devices else contextlib.nullcontext() as made:
         given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
@@ -239,7 +240,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     if may_fail:
         return {}
     arrays = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
-    if not module.training:
+    if random_numbers:
         arrays[f'random numbers after it{name}'] = np.array(
             [torch.rand(()).item(), random.random(), np.random.random()], dtype=np.float32)
     if devices:

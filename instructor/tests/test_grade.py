@@ -489,11 +489,11 @@ def test_speed_is_measured_from_outside():
             (lab / 'models.py').write_text(source)
             with sandbox.Sandbox(lab) as box:
                 subject = checking.Subject(box.ask, fresh, given, box.slowness)
-                ratios[name] = {kind: subject.slowness(f'{kind}_speed', ()) for kind in checking.SLOWEST}
+                ratios[name] = {kind: subject.slowness(f'{kind}_speed', ()) for kind in inputs.CLASS}
     print(ratios)
-    assert all(ratio < checking.SLOWEST[kind] / 2 for kind, ratio in ratios['right'].items()), ratios
-    assert ratios['pixel by pixel']['attention'] > 2 * checking.SLOWEST['attention'], ratios
-    assert ratios['caption by caption']['attentive'] > 2 * checking.SLOWEST['attentive'], ratios
+    assert max(ratios['right'].values()) < checking.SLOWEST / 2, ratios
+    assert ratios['pixel by pixel']['attention'] > 1.5 * checking.SLOWEST, ratios
+    assert ratios['caption by caption']['attentive'] > 1.5 * checking.SLOWEST, ratios
 
 
 def test_replies_that_are_none(tmp_path):
