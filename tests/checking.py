@@ -78,11 +78,11 @@ def signature(name, reply, slow=False):
     for name, error in sorted(reply['errors'].items()):  # names and sizes: versions of torch word the rest differently
         kind, _, text = error['error'].partition(':')
         words += [name, kind, *(re.findall('inplace', text) or re.findall(r"'[^']*'|\d+", text) or [text])]
-    return [zlib.crc32(repr(words).encode()), *(float(f'{number:.6g}') for number in (one, other, size))]
+    return [zlib.crc32(repr(words).encode()), *(float(f'{number:.8g}') for number in (one, other, size))]
 
 
 def same_signature(one, other):
-    return one[0] == other[0] and all(abs(a - b) <= 2e-5 * (one[3] + 1) for a, b in zip(one, other, strict=True))
+    return one[0] == other[0] and all(abs(a - b) <= 2e-6 * (one[3] + 1) for a, b in zip(one, other, strict=True))
 
 
 def key(name, stubs):
