@@ -106,8 +106,8 @@ def grade(code, clean, hidden, fresh):
             (lab / name).write_bytes(text.encode('latin-1'))
         os.chmod(folder, 0o755)
         with Sandbox(lab) as sandbox:
-            unseen = checking.Subject(sandbox.ask, fresh, hidden, sandbox.slowness)
-            shown = checking.Subject(sandbox.ask, checking.Stored(), Inputs(), sandbox.slowness)
+            unseen = checking.Subject(sandbox.ask, fresh, hidden, sandbox.yardstick)
+            shown = checking.Subject(sandbox.ask, checking.Stored(), Inputs(), sandbox.yardstick)
             for todo in (1, 3, 4):  # first: later requests name the layers that a TODO asks for
                 checking.judge(todo, unseen, {name for name, _ in checking.checks(todo)} - {'test_layers'})
             return [verdict for todo in TODOS for verdict in explained(checking.judge(todo, unseen), shown)]

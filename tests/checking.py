@@ -118,16 +118,15 @@ class Stored:
 class Subject:
     """A ``models.py``: what it gives, and what must come out.
 
-    :param ask: function request -> reply
+    :param ask: function request -> reply, with the ``seconds`` that it took
     :param stored: :class:`Stored`, or another with ``layers``, ``expected`` and ``mistakes``
     :param inputs: :class:`Inputs`
-    :param slowness: function (request, steps of the yardstick) -> how many times as long it takes
+    :param yardstick: function steps -> seconds that ``protocol.yardstick`` takes
     """
 
-    def __init__(self, ask, stored, inputs, slowness):
-        self.ask, self.stored, self.inputs, self.measure = ask, stored, inputs, slowness
+    def __init__(self, ask, stored, inputs, yardstick):
+        self.ask, self.stored, self.inputs, self.yardstick = ask, stored, inputs, yardstick
         self.reply, self.right = functools.cache(self.reply), functools.cache(self.right)
-        self.slowness = functools.cache(self.slowness)
 
     def request(self, name, stubs):
         return build(name, self.inputs, self.stored.layers, stubs)
@@ -136,7 +135,8 @@ class Subject:
         return by_caption(self.ask(self.request(name, stubs)))
 
     def slowness(self, name, stubs):
-        return self.measure(self.request(name, stubs), STEPS[name.partition('_')[0]])
+        """How many times as long as the yardstick the reply took that is judged: no second one, which could be kept."""
+        return self.reply(name, stubs)['seconds'] / self.yardstick(STEPS[name.partition('_')[0]])
 
     def right(self, todo):
         return all(verdict.outcome == 'passed' for verdict in judge(todo, self, NOT_COUNTED))
@@ -357,20 +357,18 @@ def in_this_process(models, stored=None, inputs=None):
         if isinstance(models, Exception):
             return {'arrays': {}, 'errors': {'all': protocol.describe(models)}}
         protocol.torch.set_num_threads(1)
-        return protocol.answer(request, models)
+        seconds, reply = timed(protocol.answer, request, models)
+        return {**reply, 'seconds': seconds}
 
-    def slowness(request, steps):
-        return fastest(lambda: ask(request)) / fastest(lambda: protocol.yardstick(steps))
+    def yardstick(steps):
+        return min(timed(protocol.yardstick, steps)[0] for _ in range(3))
 
-    return Subject(ask, stored or Stored(), inputs or Inputs(), slowness)
+    return Subject(ask, stored or Stored(), inputs or Inputs(), yardstick)
 
 
-def fastest(function, times=4):
-    """Seconds of the fastest of some runs; of this thread alone, so that others on a busy machine do not count."""
-    taken = []
-    for _ in range(times):
-        start = time.thread_time()
-        function()
-        taken.append(time.thread_time() - start)
-    return min(taken)
+def timed(function, *arguments):
+    """Seconds of this thread alone, so that others on a busy machine do not count; and the result."""
+    start = time.thread_time()
+    result = function(*arguments)
+    return time.thread_time() - start, result
 

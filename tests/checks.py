@@ -11,7 +11,7 @@ from inputs import CLASS, DROPOUT
 
 def check_layers(lab, kind):
     """Every layer that the TODO lists is there, under its name and with its sizes, and does what such a layer does."""
-    answer = lab(f'{kind}_shapes', f'{CLASS[kind]}.__init__')
+    answer = lab(f'{kind}_shapes', f'{CLASS[kind]}.__init__', stubs=())  # before any request that names them
     shapes = {name: tuple(shape.tolist()) for name, shape in answer.reply['arrays'].items()}
     wanted = {name: tuple(map(int, numbers)) for name, (_, numbers) in answer.expected.items()}
     for name, shape in wanted.items():
@@ -31,7 +31,7 @@ def check_layers(lab, kind):
         answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
                        f'the sizes that self.{layer} is made with: which goes in, which comes out?')
     for what in ('layers', *['equal'] * (kind != 'attention')):
-        answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__')
+        answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__', stubs=())
         answer.same(*(name for name in answer.expected if name != 'dropout' and not name.startswith('random')),
                     cause='the layer is of another kind' if what == 'layers' else
                     'where all sizes are equal, two layers share their weights')

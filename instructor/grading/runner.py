@@ -2,10 +2,11 @@
 
     python runner.py LAB_FOLDER
 
-A request comes in on stdin: its number, seconds and length, then a pickle. Out on the descriptor that stdout was go its
-number, the seconds of a processor that it took, the reply's length and the reply (``tests/protocol.py``). This process
-itself never loads ``models.py``: each request is carried out by a child of its own, which may crash, hang or eat its
-memory. Nothing here decides about points; whatever the student's code does here can only spoil his own replies.
+A request comes in on stdin: its number, what it is, seconds and length, then a pickle. Out on the descriptor that stdout
+was go its number, the seconds of a processor that it took, the reply's length and the reply (``tests/protocol.py``).
+This process itself never loads ``models.py``: each request is carried out by a child of its own, which may crash, hang
+or eat its memory. Nothing here decides about points; whatever the student's code does here can only spoil his own
+replies.
 
 It must not import anything of the repository but ``protocol.py`` beside it and what lies in LAB_FOLDER.
 """
@@ -25,7 +26,8 @@ import time
 MEMORY = 1 << 30     # bytes that a child may take beyond what it starts with
 PROCESSES = 24       # threads count as well
 FILE_LIMIT = 32 << 20
-REQUEST = REPLY = struct.Struct('>Idq')  # number, seconds, length
+REQUEST, YARDSTICK = b'R', b'Y'
+HEAD, REPLY = struct.Struct('>Icdq'), struct.Struct('>Idq')  # number, what, seconds, length; number, seconds, length
 LOADED = b'L'
 NOT_DUMPABLE, SUBREAPER = (4, 0), (36, 1)  # of prctl: nobody reads or writes this memory; orphans become our children
 
@@ -70,23 +72,26 @@ def child(into, out, seconds, lab):
     os._exit(0)
 
 
-def measure(data):
+def measure(into, out, seconds, lab):
     """A child that runs the yardstick in the place of a models.py."""
     import protocol
 
-    def run(into, out, seconds, lab):
-        os.write(out, LOADED)
-        protocol.yardstick(pickle.loads(data)['yardstick'])
-        os.write(out, (1).to_bytes(8, 'big') + b'1')
-        os._exit(0)
-    return run
+    os.write(out, LOADED)
+    with open(into, 'rb') as file:
+        steps = pickle.loads(file.read())['yardstick']
+    protocol.yardstick(steps)
+    data = protocol.pack({'arrays': {}, 'errors': {}})
+    os.write(out, len(data).to_bytes(8, 'big') + data)
+    os._exit(0)
 
 
-def answer(data, seconds, lab, limit):
+def answer(work, length, requests, seconds, lab, limit):
     """Fork a child for a request and wait for it, but not too long.
 
-    It gets the request when it has loaded models.py: nothing can be computed before.
+    It gets the request when it has loaded models.py, and this process reads it then: nothing can be known before.
 
+    :param work: what the child does
+    :param requests: the file from which to read ``length`` bytes
     :return: the reply's bytes, or a sentence on why there is none; seconds of a processor that it and what it started
         took from then on, whatever else runs
     """
@@ -97,19 +102,19 @@ def answer(data, seconds, lab, limit):
         try:
             os.close(request)
             os.close(reply)
-            (measure(data) if b'yardstick' in data[:200] else child)(into, out, seconds, lab)
+            work(into, out, seconds, lab)
         finally:
             os._exit(1)
     os.close(into)
     os.close(out)
     os.set_blocking(request, False)
-    read, left, end, reason, loading = b'', memoryview(data), time.monotonic() + seconds, '', 0.0
+    read, left, end, reason, loading = b'', None, time.monotonic() + seconds, '', 0.0
     # the length says where it ends: a process that was left behind may hold the pipe open
     while len(read) < 9 or len(read) - 9 < int.from_bytes(read[1:9], 'big'):
         if time.monotonic() > end:
             reason = f'TimeoutError: no result within {seconds:.0f} seconds: an endless loop?'
             break
-        can_read, can_write, _ = select.select([reply], [request] if read and left else [], [], 0.5)
+        can_read, can_write, _ = select.select([reply], [request] if left else [], [], 0.5)
         if can_write:
             with contextlib.suppress(OSError):
                 left = left[os.write(request, left):]
@@ -119,10 +124,13 @@ def answer(data, seconds, lab, limit):
             piece = os.read(reply, 1 << 20)
             if not read:
                 loading = time.clock_gettime(~pid << 3 | 2) if piece else 0.0  # that process's own clock
+                left = memoryview(read_all(requests, length))
             read += piece
             if not piece or len(read) > limit + 9:
                 break
-    for end_of_pipe in [reply, *[request] * bool(left)]:
+    if left is None:
+        read_all(requests, length)
+    for end_of_pipe in [reply, *[request] * (left is None or bool(left))]:
         os.close(end_of_pipe)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -136,6 +144,13 @@ def answer(data, seconds, lab, limit):
     if not reason and not 9 < len(read) <= limit + 9:
         reason = 'it ended without a result (os._exit, sys.exit or a crash)'
     return reason or read[9:], processor_seconds() - before - loading
+
+
+def read_all(file, length):
+    data = b''
+    while len(data) < length and (piece := file.read(length - len(data))):
+        data += piece
+    return data
 
 
 def processor_seconds():
@@ -179,14 +194,15 @@ def main():
     limit = protocol.HEADER + protocol.PAYLOAD + 4
 
     gc.freeze()
-    requests = os.fdopen(os.dup(0), 'rb')
+    requests = os.fdopen(os.dup(0), 'rb', buffering=0)
     os.dup2(nothing, 0)
     for option, value in (NOT_DUMPABLE, SUBREAPER):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
     os.write(answers, REPLY.pack(0, 0, 0))
-    while head := requests.read(REQUEST.size):
-        number, seconds, length = REQUEST.unpack(head)
-        reply, taken = answer(requests.read(length), seconds, folder, limit)
+    while head := read_all(requests, HEAD.size):
+        number, what, seconds, length = HEAD.unpack(head)
+        work = measure if what == YARDSTICK else child
+        reply, taken = answer(work, length, requests, seconds, folder, limit)
         if isinstance(reply, str):
             reply = protocol.pack({'arrays': {}, 'errors': {'all': {'error': reply, 'line': None}}})
         view = memoryview(REPLY.pack(number, taken, len(reply)) + reply)

@@ -7,6 +7,7 @@ in memory counted. Each process has limits of its own (``runner.py``). ``missing
 
 import contextlib
 import functools
+import itertools
 import math
 import os
 import pickle
@@ -20,8 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from instructor.expected import protocol
-from instructor.grading.runner import PROCESSES, REPLY, REQUEST
+from instructor.expected import checking, protocol
+from instructor.grading.runner import HEAD, PROCESSES, REPLY, REQUEST, YARDSTICK
 
 RUNNER = Path(__file__).with_name('runner.py')
 START = 60         # seconds for Python and torch to be loaded
@@ -30,7 +31,8 @@ SECONDS = 12       # for one request
 IN_ALL = 150       # seconds for all requests of a submission
 MEMORY = 5 << 29   # bytes of all its processes together
 TMP = 64 << 20     # bytes of /tmp
-NOBODY = 65534
+NOBODY, USERS = 65534, 1 << 20
+COUNT = itertools.count()
 
 
 @functools.cache
@@ -128,11 +130,16 @@ class Sandbox:
 
     def __init__(self, lab):
         self.lab, self.process, self.starts, self.number, self.spent = Path(lab).resolve(), None, 0, 0, 0.0
-        self.broken = None  # the error that loading models.py ends in
+        self.broken, self.yardsticks = None, {}  # the error that loading models.py ends in; steps -> seconds
+        # as root, a user for each: limits on processes and the kernel's keyrings go by user
+        self.user = USERS + os.getpid() % 4096 * 64 + next(COUNT) % 64
         self.groups = contextlib.ExitStack()
 
     def __enter__(self):
         self.join = self.groups.enter_context(control_group())
+        for steps in set(checking.STEPS.values()):  # before any code of the submission has run
+            times = [self.run({'yardstick': steps}, YARDSTICK)['seconds'] for _ in range(3)]
+            self.yardsticks[steps] = max(min(times), 1e-3)
         self.broken = self.run({'calls': None})['errors'].get('all')
         return self
 
@@ -148,8 +155,8 @@ class Sandbox:
                        '--ro-bind', str(RUNNER), '/runner/runner.py',
                        '--ro-bind', protocol.__file__, '/runner/protocol.py']
             if os.getuid() == 0:  # limits on the number of processes do not hold for root
-                command += ['--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID', 'setpriv', f'--reuid={NOBODY}',
-                            f'--regid={NOBODY}', '--clear-groups', '--no-new-privs', '--inh-caps=-all']
+                command += ['--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID', 'setpriv', f'--reuid={self.user}',
+                            f'--regid={self.user}', '--clear-groups', '--no-new-privs', '--inh-caps=-all']
             command += [sys.executable, '-s', '-B', '/runner/runner.py', '/lab']
             environment = None
         else:
@@ -158,7 +165,7 @@ class Sandbox:
             command = [sys.executable, '-s', '-B', str(runner), str(self.lab)]
             environment = {'PATH': os.environ.get('PATH', ''), 'OMP_NUM_THREADS': '1', 'PYTHONDONTWRITEBYTECODE': '1'}
         # never as root, who may do anything; in bubblewrap setpriv sees to it
-        nobody = dict(user=NOBODY, group=NOBODY, extra_groups=[]) if os.getuid() == 0 and not bubblewrap() else {}
+        nobody = dict(user=self.user, group=self.user, extra_groups=[]) if os.getuid() == 0 and not bubblewrap() else {}
         if self.join and not nobody:
             joining = ' && '.join(f'echo $$ > {path}' for path in self.join)
             command = ['/bin/sh', '-c', f'{joining} && exec "$@"', 'sh', *command]
@@ -188,20 +195,15 @@ class Sandbox:
         :return: the reply; its arrays hold what somebody wrote there
         """
         if self.broken:
-            return {'arrays': {}, 'errors': {'all': self.broken}}
+            return {'arrays': {}, 'errors': {'all': self.broken}, 'seconds': math.inf}
         return self.run(request)
 
-    def slowness(self, request, steps):
-        """How many times as long as the yardstick, by the runner's clock."""
-        work, yardstick = [], []
-        for _ in range(3):
-            for times, asked in ((work, request), (yardstick, {'yardstick': steps})):
-                self.run(asked)
-                times.append(self.taken)
-        return min(work) / max(min(yardstick), 1e-3)
+    def yardstick(self, steps):
+        """Seconds, by the runner's clock."""
+        return self.yardsticks[steps]
 
-    def run(self, request):
-        start, seconds, self.taken = time.monotonic(), min(SECONDS, IN_ALL - self.spent), math.inf
+    def run(self, request, what=REQUEST):
+        start, seconds = time.monotonic(), min(SECONDS, IN_ALL - self.spent)
         if seconds <= 0:
             return failed(f'not asked: its {IN_ALL} seconds are spent')
         if self.process is None and (self.starts > RESTARTS or not self.start()):
@@ -210,9 +212,9 @@ class Sandbox:
         self.number += 1
         try:
             data = pickle.dumps(request)
-            self.process.stdin.write(REQUEST.pack(self.number, seconds, len(data)) + data)
+            self.process.stdin.write(HEAD.pack(self.number, what, seconds, len(data)) + data)
             self.process.stdin.flush()
-            number, self.taken, reply = self._read(seconds + 15) or (None, math.inf, None)
+            number, taken, reply = self._read(seconds + 15) or (None, math.inf, None)
         except OSError:
             number = None
         self.spent += time.monotonic() - start
@@ -220,7 +222,7 @@ class Sandbox:
             self.stop()
             return failed('the sandbox was ended by the submission')
         try:
-            return protocol.unpack(reply)
+            return {**protocol.unpack(reply), 'seconds': taken}
         except Exception:  # whatever it wrote
             return failed('it gave back something that is no reply')
 
@@ -242,5 +244,5 @@ class Sandbox:
 
 
 def failed(reason):
-    return {'arrays': {}, 'errors': {'all': {'error': reason, 'line': None}}}
+    return {'arrays': {}, 'errors': {'all': {'error': reason, 'line': None}}, 'seconds': math.inf}
 

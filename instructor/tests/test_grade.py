@@ -488,7 +488,7 @@ def test_speed_is_measured_from_outside():
             lab = assemble(REFERENCE, Path(folder) / 'lab')
             (lab / 'models.py').write_text(source)
             with sandbox.Sandbox(lab) as box:
-                subject = checking.Subject(box.ask, fresh, given, box.slowness)
+                subject = checking.Subject(box.ask, fresh, given, box.yardstick)
                 ratios[name] = {kind: subject.slowness(f'{kind}_speed', ()) for kind in inputs.CLASS}
     print(ratios)
     assert max(ratios['right'].values()) < checking.SLOWEST / 2, ratios
