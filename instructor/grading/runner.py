@@ -2,7 +2,7 @@
 
     python runner.py LAB_FOLDER
 
-A request comes in on stdin: its number, what it is, seconds and length, then a pickle. Out on the descriptor that stdout
+A request comes in on stdin: its number, what it is, seconds, length, then a pickle. Out on the descriptor that stdout
 was go its number, the seconds of a processor that it took, the reply's length and the reply (``tests/protocol.py``).
 This process itself never loads ``models.py``: each request is carried out by a child of its own, which may crash, hang
 or eat its memory. Nothing here decides about points; whatever the student's code does here can only spoil his own
