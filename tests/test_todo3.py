@@ -22,6 +22,10 @@ def test_shapes(lab):
             ('z', (answer.inputs.batch, answer.inputs.encoder_dim), 'batch_size, encoder_dim')):
         answer.require(answer[name].shape == shape, f'{name} of shape {shape} = ({meaning})',
                        f'its shape is {answer[name].shape}', 'a missing squeeze, or a sum over another dimension')
+    z, pixels = answer['z'], answer.inputs.pixels()
+    between = (z >= pixels.min(axis=1) - 1e-4) & (z <= pixels.max(axis=1) + 1e-4)
+    answer.require(between.all(), 'each number of z between the smallest and the largest of its channel',
+                   'it lies outside', 'z is a weighted mean of the pixels')
     looks_somewhere(answer)
 
 
