@@ -1,10 +1,12 @@
-"""``tests/expected.npz``: what the reference and every mistake of the library give for the requests of the checks.
+"""What the reference and every mistake of the library give for the requests of the checks: ``tests/expected.npz``.
 
 The students' checks read it, so they compare with the reference and name known mistakes without holding a line of
-the solution. Run as a program, it writes the file; with ``--check`` it only compares.
+the solution. ``tests/bonus/expected.npz`` is the same for the bonus task. Run as a program, it writes both files; with
+``--check`` it only compares.
 """
 
 import argparse
+import contextlib
 import io
 import json
 import sys
@@ -16,16 +18,18 @@ from torch import nn
 from tqdm import tqdm
 
 from instructor.assemble import ROOT
-from instructor.cut import REFERENCE
+from instructor.cut import BONUS, REFERENCE
 from instructor.mistakes import mistakes
 from utils import atomic_path
 
-sys.path.insert(0, str(ROOT / 'tests'))
+sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'tests' / 'bonus')]
+import bonus_protocol  # noqa: E402
+import bonus_requests  # noqa: E402
 import checking  # noqa: E402
 import inputs  # noqa: E402
 import protocol  # noqa: E402
 
-EXPECTED = ROOT / 'tests' / 'expected.npz'
+EXPECTED, EXPECTED_OF_BONUS = ROOT / 'tests' / 'expected.npz', ROOT / 'tests' / 'bonus' / 'expected.npz'
 TODOS = tuple(checking.rubric())
 STUBS = {1: [()], 2: [(), ('steps',)], 3: [()], 4: [(), ('attention',)], 5: [(), ('attention', 'steps')]}
 MADE_WITH = {nn.Linear: ('in_features', 'out_features'), nn.Embedding: ('num_embeddings', 'embedding_dim'),
@@ -37,11 +41,11 @@ class WrongReference(Exception):
     """What the reference gives cannot be what must come out: it stops, or fails a check."""
 
 
-def load(source, folder):
-    """A ``models.py`` from its source."""
+def load(source, folder, block=protocol.solutions_blocked):
+    """A ``models.py`` from its source; ``block`` as of ``protocol.load``."""
     path = Path(folder) / 'models.py'
     path.write_text(source, encoding='utf-8')
-    return protocol.load(path)
+    return protocol.load(path, block)
 
 
 def layers_of(models, given):
@@ -66,19 +70,36 @@ def layers_of(models, given):
 class Fresh:
     """What must come out for some inputs: what the reference gives now.
 
+    :param given: ``inputs.Inputs``
+    :param reference: a loaded ``models.py``
     :raises WrongReference: the reference stops
     """
 
-    def __init__(self, given, models):
-        self.inputs, self.layers, self.replies = given, layers_of(models, given), {}
-        self.models = models
-        for todo in TODOS:
-            for name in inputs.OF_TODO[todo]:
-                for stubs in STUBS[todo]:
-                    reply = protocol.answer(inputs.build(name, given, self.layers, stubs), models)
-                    if reply['errors']:
-                        raise WrongReference(f"the reference stops in {name}: {reply['errors']}")
-                    self.replies[name, stubs] = checking.by_caption(reply)
+    todos, of_todo, stubs = TODOS, inputs.OF_TODO, STUBS
+
+    def __init__(self, given, reference):
+        self.inputs, self.reference, self.replies = given, reference, {}
+        self.layers = self.layers_of(reference)
+        subject = self.subject(reference)
+        for request in [request for todo in self.todos for request in self.requests(todo)]:
+            reply = subject.reply(*request)
+            if reply['errors']:
+                raise WrongReference(f"the reference stops in {request[0]}: {reply['errors']}")
+            self.replies[request] = reply
+
+    def requests(self, todo):
+        return [(name, stubs) for name in self.of_todo[todo] for stubs in self.stubs.get(todo, [()])]
+
+    def layers_of(self, models):
+        return layers_of(models, self.inputs)
+
+    def subject(self, models, stored=None):
+        """:return: ``checking.Subject``"""
+        return checking.in_this_process(models, stored or self, self.inputs)
+
+    def patched(self, mistake, folder):
+        """The reference with a mistake, or another right solution, in it."""
+        return load(mistake.source(), folder)
 
     def expected(self, name, stubs):
         return {array: (numbers.shape, numbers) for array, numbers in self.replies[name, stubs]['arrays'].items()
@@ -89,51 +110,85 @@ class Fresh:
 
     def wrong(self):
         """What the checks say of the reference itself: sentences."""
-        subject = checking.in_this_process(self.models, self, self.inputs)
-        return [verdict.message for todo in TODOS for verdict in checking.judge(todo, subject)
-                if verdict.outcome != 'passed']
+        return [verdict.message for todo in self.todos
+                for verdict in checking.judge(todo, self.subject(self.reference)) if verdict.outcome != 'passed']
 
 
-def expected():
-    """The content of the file: an index that JSON can hold, and all numbers.
+class FreshBonus(Fresh):
+    """The same for the bonus task; its reference is path -> loaded file."""
 
-    :raises WrongReference: the reference stops, or fails a check of a TODO
+    todos, of_todo, stubs = tuple(BONUS), bonus_requests.OF_TODO, {}
+
+    def layers_of(self, files):
+        shapes = {}
+        for kind, (file, name, options) in bonus_requests.KINDS.items():
+            if name:
+                made = bonus_requests.sizes(self.inputs, kind) | options
+                module = getattr(bonus_protocol.Asked(files[file]), name)(**made)
+                shapes[kind] = {key: list(shape) for key, shape in protocol.shapes(module).items() if shape}
+        return inputs.Layers({}, shapes)
+
+    def subject(self, files, stored=None):
+        def ask(request):
+            return {**bonus_protocol.answer(request, files[request['file']]), 'seconds': 0.0}
+        return checking.Subject(ask, stored or self, self.inputs, build=bonus_requests.build)
+
+    def patched(self, mistake, folder):
+        file = BONUS[mistake.todo]
+        return {**self.reference, file: load(mistake.source(), folder, contextlib.nullcontext)}
+
+
+def fresh():
+    """What must come out for the public inputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        return Fresh(inputs.Inputs(), load(REFERENCE.read_text(encoding='utf-8'), folder))
+
+
+def fresh_bonus():
+    """The same for the bonus task."""
+    files = {file: protocol.load(ROOT / file, contextlib.nullcontext) for file in set(BONUS.values())}
+    return FreshBonus(bonus_requests.INPUTS, files)
+
+
+def expected(right, library):
+    """The content of a file: an index that JSON can hold, and all numbers.
+
+    :param right: :class:`Fresh`
+    :param library: the known mistakes
+    :raises WrongReference: the reference fails a check of a TODO
     :raises ValueError: a mistake of the library does not fit the reference any more
     """
-    given = inputs.Inputs()
-    with tempfile.TemporaryDirectory() as folder:
-        fresh = Fresh(given, load(REFERENCE.read_text(encoding='utf-8'), folder))
-        if wrong := fresh.wrong():
-            raise WrongReference(f'the reference fails its own checks: {wrong[0]}')
-        index, numbers, size = {}, [], 0
-        for name, stubs in fresh.replies:
-            entries = index[checking.key(name, stubs)] = []
-            if name.endswith('_half'):  # random
+    if wrong := right.wrong():
+        raise WrongReference(f'the reference fails its own checks: {wrong[0]}')
+    index, numbers, size = {}, [], 0
+    for name, stubs in right.replies:
+        entries = index[checking.key(name, stubs)] = []
+        if name.endswith(checking.RANDOM):
+            continue
+        first = right.subject(right.reference).request(name, stubs)['calls'][:1]
+        whole = [output for call in first for output in call['outputs']] if 'speed' not in name else []
+        for array, (shape, values) in right.expected(name, stubs).items():
+            if 'speed' in name and len(entries) >= 4:
                 continue
-            first = inputs.build(name, given, fresh.layers, stubs)['calls'][:1]
-            whole = [output for call in first for output in call['outputs']] if 'speed' not in name else []
-            for array, (shape, values) in fresh.expected(name, stubs).items():
-                if 'speed' in name and len(entries) >= 4:
-                    continue
-                values = values if array in whole else checking.brief(values)
-                entries.append([array, list(shape), size, values.size])
-                numbers.append(values.ravel())
-                size += values.size
-        right = {request: checking.signature(request[0], reply) for request, reply in fresh.replies.items()}
-        known = {checking.key(*request): {} for request in right}
-        for mistake in tqdm(mistakes(), desc='mistakes', unit='mistake', leave=False):
-            subject = checking.in_this_process(load(mistake.source(), folder), fresh, given)
-            own = {(name, stubs): checking.signature(name, subject.reply(name, stubs))
-                   for name in inputs.OF_TODO[mistake.todo] for stubs in STUBS[mistake.todo]
-                   if not name.endswith('_speed')}
+            values = values if array in whole else checking.brief(values)
+            entries.append([array, list(shape), size, values.size])
+            numbers.append(values.ravel())
+            size += values.size
+    signatures = {request: checking.signature(request[0], reply) for request, reply in right.replies.items()}
+    known = {checking.key(*request): {} for request in signatures}
+    with tempfile.TemporaryDirectory() as folder:
+        for mistake in tqdm(library, desc='mistakes', unit='mistake', leave=False):
+            subject = right.subject(right.patched(mistake, folder))
+            own = {request: checking.signature(request[0], subject.reply(*request))
+                   for request in right.requests(mistake.todo) if not request[0].endswith('_speed')}
             wrong = {request: found for request, found in own.items()
-                     if not checking.same_signature(found, right[request])}
+                     if not checking.same_signature(found, signatures[request])}
             if not wrong:  # its numbers are right: it must be slow
-                name = inputs.OF_TODO[mistake.todo][-1]
+                name = right.of_todo[mistake.todo][-1]
                 wrong = {(name, ()): checking.signature(name, subject.reply(name, ()), slow=True)}
             for request, found in wrong.items():
                 known[checking.key(*request)][mistake.about] = found
-    layers = {'made': fresh.layers.made, 'shapes': fresh.layers.shapes}
+    layers = {'made': right.layers.made, 'shapes': right.layers.shapes}
     return {'layers': layers, 'expected': index, 'mistakes': known}, np.concatenate(numbers).astype(np.float32)
 
 
@@ -150,18 +205,23 @@ def as_file(index, numbers):
     return file.getvalue()
 
 
+def files():
+    """Path -> what belongs there: the files of the lab and of the bonus task."""
+    return {EXPECTED: as_file(*expected(fresh(), mistakes())),
+            EXPECTED_OF_BONUS: as_file(*expected(fresh_bonus(), mistakes(BONUS)))}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--check', action='store_true', help='only say whether tests/expected.npz is up to date')
-    content = as_file(*expected())
-    if parser.parse_args().check:
-        differ = list(differences(content, EXPECTED.read_bytes()))
-        print('\n'.join(differ[:20]))
-        if differ:
-            sys.exit('tests/expected.npz is not what the reference gives: run python -m instructor.expected')
-    else:
-        with atomic_path(EXPECTED) as temporary:
-            temporary.write_bytes(content)
+    parser.add_argument('--check', action='store_true', help='only say whether the files are up to date')
+    check = parser.parse_args().check
+    for path, content in files().items():
+        if not check:
+            with atomic_path(path) as temporary:
+                temporary.write_bytes(content)
+        elif differ := list(differences(content, path.read_bytes())):
+            print('\n'.join(differ[:20]))
+            sys.exit(f'{path.relative_to(ROOT)} is not what the reference gives: run python -m instructor.expected')
 
 
 def differences(one, other):

@@ -20,7 +20,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from instructor.assemble import ROOT, wanted_files, without_outputs
-from instructor.cut import BEGIN, END, REFERENCE, student_source
+from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
 from utils import atomic_path
 
 sys.path.insert(0, str(ROOT / 'tests'))
@@ -30,12 +30,10 @@ NAME = 'captioning'
 # Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
 FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/captionnet.py', 'lab/more/cells.py',
                  'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
-                 'docs/images/adaptive.png', 'docs/images/looks.png')  # see instructor/bonus.py
+                 'docs/images/adaptive.png', 'docs/images/looks.png', 'tests/bonus/*')  # see instructor/bonus.py
 KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', *FOR_THE_BONUS)
 # Given code with a TODO of the bonus task in it -> number of its first TODO.
-BONUS = {'lab/more/adaptive.py': 6, 'lab/more/cells.py': 8, 'lab/more/bahdanau.py': 9, 'lab/more/captionnet.py': 10,
-         'lab/more/decoder.py': 11, 'lab/more/self_critical.py': 12, 'lab/more/ensembles.py': 13,
-         'lab/more/word_vectors.py': 14}
+FIRST_OF_BONUS = {file: todo for todo, file in sorted(BONUS.items(), reverse=True)}
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
@@ -55,8 +53,8 @@ def files():
             content = without_outputs(content.decode()).encode()
         if path.name == 'compare.ipynb':
             content = with_runs_of_the_lab(content.decode()).encode()
-        if (name := path.as_posix()) in BONUS:
-            content = student_source(content.decode(), name, BONUS[name]).encode()
+        if (name := path.as_posix()) in FIRST_OF_BONUS:
+            content = student_source(content.decode(), name, FIRST_OF_BONUS[name]).encode()
         found[path.as_posix()] = content
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
     found['ASSIGNMENT.md'] = assignment().encode()

@@ -1,6 +1,6 @@
 """Make anew all that follows from the reference, the checks and the rubric: ``make remake``.
 
-In this order: the student's ``models.py``, ``tests/expected.npz``, the handout. Nothing is written if the reference
+In this order: the student's ``models.py``, ``expected.npz`` of the checks and of those of the bonus, the handout. Nothing is written if the reference
 fails its own tests or the checks of a TODO. docs/instructors.md says what to change by hand before.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE, student_source
-from instructor.expected import EXPECTED, WrongReference, as_file, differences, expected
+from instructor.expected import WrongReference, differences, files
 from instructor.handout import NAME, HandoutError, build, prove_nothing_is_given_away
 from utils import atomic_path
 
@@ -45,10 +45,11 @@ def main():
     try:
         prove_the_reference()
         models = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
-        results = as_file(*expected())
+        results = files()
         write(ROOT / 'models.py', models, lambda old: old == models)
         # on another machine the last digits are others: no reason to write it
-        write(EXPECTED, results, lambda old: not any(differences(old, results)))
+        for path, content in results.items():
+            write(path, content, lambda old, content=content: not any(differences(old, content)))
         archive = HANDOUT / f'{NAME}.zip'
         before = archive.read_bytes() if archive.exists() else None
         build(HANDOUT)

@@ -34,9 +34,10 @@ def todo_of(item):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """``-k todo3`` asks for the checks of a TODO: the given code's own tests need not be loaded for that."""
-    if collection_path.name == 'given' and re.fullmatch(r'(test_)?todo\d?', config.option.keyword):
-        return True
+    """``-k todo3`` asks for the checks of a TODO: the given code's own tests need not be loaded for that, and TODO 13
+    is another one than TODO 1."""
+    if collection_path.name in ('given', 'bonus') and re.fullmatch(r'(test_)?todo\d?', config.option.keyword):
+        return collection_path.name == 'given' or config.option.keyword[-1] in '12345' or None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,7 +46,7 @@ def pytest_runtest_makereport(item, call):
     todo = todo_of(item)
     if todo is not None and (report.when == 'call' or report.outcome != 'passed'):
         item.config.stash.setdefault(RESULTS, {})[todo, item.originalname] = report.outcome
-        if report.skipped and 'not done yet' in str(report.longrepr):
+        if report.skipped and re.search('not done yet|waits for', str(report.longrepr)):
             item.config.stash.setdefault(OPEN, {}).setdefault(todo, []).append(str(call.excinfo.value))
     return report
 
@@ -57,16 +58,20 @@ def pytest_terminal_summary(terminalreporter, config):
         return
     terminalreporter.section('TODOs')
     total, reached, still_open = 0, 0, config.stash.get(OPEN, {})
-    for todo, entry in rubric().items():
-        seen = {name: outcome for (number, name), outcome in results.items() if number == todo}
-        if not seen:
-            continue
-        points = sum(entry['points'].get(name, 0) for name, outcome in seen.items() if outcome == 'passed')
-        possible = sum(entry['points'].get(name, 0) for name in seen)
-        state = ('wrong' if 'failed' in seen.values() else 'to do' if 'skipped' in seen.values() else 'done')
-        terminalreporter.write_line(f'TODO {todo}  {state:6} {points:3} of {possible:2} points   {entry["title"]}')
+    for todo in sorted({todo for todo, _ in results}):
+        entry = rubric().get(todo, {'points': {}})  # a bonus task has no points
+        outcomes = {name: outcome for (number, name), outcome in results.items() if number == todo}
+        points = sum(entry['points'].get(name, 0) for name, outcome in outcomes.items() if outcome == 'passed')
+        possible = sum(entry['points'].get(name, 0) for name in outcomes)
+        state = 'wrong' if 'failed' in outcomes.values() else 'to do' if 'skipped' in outcomes.values() else 'done'
+        of = f'{points:3} of {possible:2} points   {entry["title"]}' if entry['points'] else ''
+        terminalreporter.write_line(f'TODO {todo}  {state:6} {of}'.rstrip())
         if state != 'done':  # where its first `raise` still stands
-            for method in dict.fromkeys(re.findall(r'TODO \d: ([\w.]+) is still', ' '.join(still_open.get(todo, [])))):
+            said = ' '.join(still_open.get(todo, []))
+            for method in dict.fromkeys(re.findall(r'TODO \d+: ([\w.]+) is still', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')
+            for other in sorted(set(re.findall(r'waits for TODO (\d+)', said)) - {str(todo)}):
+                terminalreporter.write_line(f'{"":8}waits for TODO {other}')
         total, reached = total + possible, reached + points
-    terminalreporter.write_line(f'{"in all":14} {reached:3} of {total:2} points')
+    if total:
+        terminalreporter.write_line(f'{"in all":14} {reached:3} of {total:2} points')

@@ -50,11 +50,14 @@ def solutions_blocked():
         sys.modules.update(kept)
 
 
-def load(path):
-    """A ``models.py`` as a module of its own: none that was imported before."""
+def load(path, block=solutions_blocked):
+    """A ``models.py`` as a module of its own: none that was imported before.
+
+    :param block: in this block it runs; of a bonus task, whose files lie in ``lab/more``: ``contextlib.nullcontext``
+    """
     spec = importlib.util.spec_from_file_location('models', path)
     module = importlib.util.module_from_spec(spec)
-    with open(path, 'rb') as file, solutions_blocked():
+    with open(path, 'rb') as file, block():
         # compiled here: Python's cached bytecode is told apart by size and second only
         exec(compile(file.read(), path, 'exec'), vars(module))
     return module
@@ -111,31 +114,51 @@ def with_stub_steps(module, attends):
     return module
 
 
+def stub_of(method, widths):
+    """In the place of a method of an object: each number that it gives depends on all that it is given.
+
+    :param widths: of what it gives, each (n, width)
+    """
+    signature = inspect.signature(method)
+
+    def stub(*args, **named):
+        given = signature.bind(*args, **named).arguments
+        return mixed(sum(widths), *(given[name] for name in signature.parameters
+                                    if torch.is_tensor(given.get(name)))).split(widths, dim=1)
+    return stub
+
+
 # --- Carrying out a request ---
 
 
-def answer(request, models):
+def answer(request, models, block=solutions_blocked):
     """Carry out a request.
 
     :param request: dict with ``make``, a class of ``models.py``, and its ``sizes``; ``layers``, name -> [class of
         torch.nn, arguments], put in where the module's own have other shapes; ``weights``, name -> array; ``stubs``,
-        of 'attention' and 'steps'; ``tensors``, name -> array; ``calls``, see :func:`carry_out`
+        of 'attention' and 'steps'; ``replace``, see :func:`stub_of`; ``tensors``, name -> array; ``calls``, see
+        :func:`carry_out`. Without ``make`` the calls are of functions of the file
     :param models: a loaded ``models.py``
+    :param block: as of :func:`load`
     :return: dict with ``arrays``, name -> array, and ``errors``, name of a call -> dict. With a request for no calls
         the arrays are the shapes of all parameters
     """
     reply = {'arrays': {}, 'errors': {}}
     seed(0)
-    with solutions_blocked():
+    with block():
         try:
-            module = make(models, **{key: request.get(key) or {} for key in ('make', 'sizes', 'layers', 'stubs')})
-            load_weights(module, request.get('weights', {}))
+            module = models
+            if request.get('make'):
+                module = make(models, **{key: request.get(key) or {} for key in (
+                    'make', 'sizes', 'layers', 'stubs', 'replace')})
+                load_weights(module, request.get('weights', {}))
         except Exception as error:
             reply['errors']['all'] = describe(error, models)
             return reply
         if not request['calls']:
             reply['arrays'] = {name: np.array(shape, dtype=np.int64) for name, shape in shapes(module).items()}
-        tensors = {name: torch.tensor(array) for name, array in request.get('tensors', {}).items()}
+        tensors = {name: torch.tensor(array) if isinstance(array, np.ndarray) else array
+                   for name, array in request.get('tensors', {}).items()}
         for call in request['calls']:
             try:
                 reply['arrays'] |= carry_out(module, tensors, **call)
@@ -145,9 +168,11 @@ def answer(request, models):
     return reply
 
 
-def make(models, make, sizes, layers, stubs):
+def make(models, make, sizes, layers, stubs, replace=()):
     kind = getattr(models, make)
-    own_attention, models.Attention = models.Attention, StubAttention if 'attention' in stubs else models.Attention
+    own_attention = getattr(models, 'Attention', None)
+    if 'attention' in stubs:
+        models.Attention = StubAttention
     try:
         module = kind(**sizes)
     except Exception:
@@ -157,7 +182,8 @@ def make(models, make, sizes, layers, stubs):
         nn.Module.__init__(module)
         vars(module).update({name: size for name, size in sizes.items() if name != 'dropout'})
     finally:
-        models.Attention = own_attention
+        if own_attention is not None:
+            models.Attention = own_attention
     for name, (layer, *arguments) in layers.items():
         right = {'StubAttention': StubAttention, 'Attention': models.Attention}.get(layer) or getattr(nn, layer)
         right = right(*arguments)
@@ -168,6 +194,10 @@ def make(models, make, sizes, layers, stubs):
             setattr(module, name, right)
     if 'steps' in stubs:
         module = with_stub_steps(module, 'attention' in layers)
+    for method in replace:
+        owner, _, name = method.rpartition('.')
+        owner = operator.attrgetter(owner)(module) if owner else module
+        setattr(owner, name, stub_of(getattr(owner, name), replace[method]))
     return module.eval()
 
 
@@ -199,7 +229,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param keys: [layer, name of a tensor]: hand over ``keys=layer(tensor)`` where the method takes keys
     :param mode: 'train' or 'eval'; None: as it is
     :param weights: load these first
-    :param gradient: names of the arguments: give back the gradients of a mixture of the outputs in their place
+    :param gradient: names of the first arguments: give back the gradients of a mixture of the outputs in their place
     :param random_numbers: also what the random generators give after it: nothing may be drawn or seeded
     :param devices: also which outputs were made on the CPU without looking where the pictures are
     :param may_fail: only what it leaves behind counts
@@ -213,8 +243,8 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
         module.train(mode == 'train')
     inputs = tensors
     if gradient:
-        inputs = {key: value.clone().requires_grad_(value.is_floating_point()) for key, value in tensors.items()
-                  if not key.startswith('keys ')}
+        inputs = {key: value.clone().requires_grad_(value.is_floating_point()) if key in args[:len(gradient)] else value
+                  for key, value in tensors.items() if not key.startswith('keys ')}
     functions = {'forward': module, 'word by word': functools.partial(word_by_word, module)}
     function = functions.get(method) or operator.attrgetter(method)(module)
     function = one_word(function) if isinstance(function, nn.LSTM) else function
@@ -235,8 +265,9 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
         raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values; it gave '
                         f'{len(values) or "nothing (is the return missing?)"}')
     if gradient:
-        used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=True) if inputs[arg].requires_grad}
-        return gradients(values, {**used, **dict(module.named_parameters())}, name)
+        used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=False) if inputs[arg].requires_grad}
+        own = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
+        return gradients(values, {**used, **own}, name)
     if may_fail:
         return {}
     arrays = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
@@ -258,7 +289,8 @@ def flat(value):
     """What a method gave back, as a list; a list of numbers is one value."""
     if value is None:
         return []
-    if isinstance(value, (tuple, list)) and not (value and all(isinstance(v, int) or np.ndim(v) == 0 for v in value)):
+    if isinstance(value, (tuple, list)) and not (value and all(isinstance(v, int) or getattr(v, 'ndim', 1) == 0
+                                                               for v in value)):
         return [one for part in value for one in flat(part)]
     return [value]
 
@@ -274,7 +306,7 @@ def as_array(value, name):
 
 def gradients(values, tensors, name):
     """Gradients of a mixture of all numbers that came back: zeros where there is none."""
-    loss = sum((value * wave(*value.shape, shift=0.1 * i)).sum() for i, value in enumerate(values)
+    loss = sum((value * wave(*value.shape, shift=0.1 * (i + 1))).sum() for i, value in enumerate(values)
                if torch.is_tensor(value) and value.requires_grad)
     grads = [None] * len(tensors)
     if torch.is_tensor(loss):

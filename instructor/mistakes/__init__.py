@@ -1,8 +1,8 @@
 """The mistake library: wrong versions of the TODO blocks, and right ones written in another way.
 
-``todo1.toml`` ... ``todo5.toml`` hold what students get wrong, ``correct.toml`` other right solutions. A patch names
-the method whose solution block in ``instructor/models.py`` it changes: ``old`` to ``new``, several ``edits``, or
-the whole ``block``.
+``todo1.toml`` ... ``todo14.toml`` hold what students get wrong, ``correct.toml`` other right solutions. A patch names
+the method whose solution block in ``instructor/models.py`` (from TODO 6 on: in a file of ``lab/more``) it changes:
+``old`` to ``new``, several ``edits``, or the whole ``block``.
 """
 
 import textwrap
@@ -10,7 +10,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from instructor.cut import BEGIN, END, REFERENCE, qualified_names
+from instructor.cut import BEGIN, BONUS, END, REFERENCE, ROOT, qualified_names
 
 HERE = Path(__file__).resolve().parent
 
@@ -20,7 +20,7 @@ class Patch:
     """
     :ivar name: short and unique
     :ivar about: one sentence on what it is
-    :ivar todo: number of the TODO, None for a right solution
+    :ivar todo: number of the TODO, None for a right solution of all the lab's
     :ivar changes: list of (method, edits: list of (old, new), or the whole new block as a string)
     """
 
@@ -34,22 +34,24 @@ class Patch:
 
         :raises ValueError: an edit's old text does not occur exactly once in its block
         """
-        source = REFERENCE.read_text(encoding='utf-8') if reference is None else reference
+        if reference is None:
+            reference = (ROOT / BONUS[self.todo] if self.todo in BONUS else REFERENCE).read_text(encoding='utf-8')
+        source = reference
         for method, edits in self.changes:
             source = _replace_block(source, method, edits, self.name)
         return source
 
 
-def mistakes():
+def mistakes(todos=range(1, 6)):
     """All wrong versions, in the order of the TODOs."""
-    return [_patch(entry, todo) for todo in range(1, 6)
+    return [_patch(entry, todo) for todo in todos
             for entry in tomllib.loads((HERE / f'todo{todo}.toml').read_text(encoding='utf-8'))['mistake']]
 
 
-def correct_solutions():
+def correct_solutions(of_the_bonus=False):
     """Right solutions that are written differently from the reference."""
-    return [_patch(entry, None)
-            for entry in tomllib.loads((HERE / 'correct.toml').read_text(encoding='utf-8'))['correct']]
+    entries = tomllib.loads((HERE / 'correct.toml').read_text(encoding='utf-8'))['correct']
+    return [_patch(entry, entry.get('todo')) for entry in entries if ('todo' in entry) == of_the_bonus]
 
 
 def _patch(entry, todo):

@@ -9,6 +9,7 @@ import pytest
 
 from instructor import expected
 from instructor.assemble import ROOT
+from instructor.cut import BONUS
 from instructor.expected import TODOS, checking, load
 from instructor.mistakes import __main__ as command
 from instructor.mistakes import correct_solutions, mistakes
@@ -16,6 +17,7 @@ from instructor.mistakes import correct_solutions, mistakes
 SLOW = ('test_speed',)
 STORED = checking.Stored()
 MISTAKES, CORRECT = mistakes(), correct_solutions()
+OF_THE_BONUS = mistakes(BONUS)
 
 
 def verdicts(source, folder, todo, skip=()):
@@ -33,6 +35,31 @@ def test_mistake_is_caught_and_named_by_its_todo(mistake, tmp_path):
     if all(verdict.outcome == 'passed' for verdict in quick):  # only a clock tells
         quick = verdicts(mistake.source(), tmp_path, mistake.todo)
     is_named(mistake, quick)
+
+
+@functools.cache
+def bonus():
+    return expected.fresh_bonus(), checking.Stored(expected.EXPECTED_OF_BONUS)
+
+
+def verdicts_of_the_bonus(patch, folder):
+    """Of its TODO, and of others in the same file."""
+    fresh, stored = bonus()
+    asked = fresh.subject(fresh.patched(patch, folder), stored)
+    return checking.judge(patch.todo, asked), [verdict for todo, file in BONUS.items() if todo != patch.todo
+                                               and file == BONUS[patch.todo] for verdict in checking.judge(todo, asked)]
+
+
+@pytest.mark.parametrize('mistake', OF_THE_BONUS, ids=lambda m: f'{m.todo}: {m.name}')
+def test_mistake_of_the_bonus_is_caught_and_named(mistake, tmp_path):
+    own, others = verdicts_of_the_bonus(mistake, tmp_path)
+    is_named(mistake, own)
+    assert [verdict.message for verdict in others if verdict.outcome == 'failed'] == []
+
+
+@pytest.mark.parametrize('solution', correct_solutions(of_the_bonus=True), ids=lambda s: f'{s.todo}: {s.name}')
+def test_right_solution_of_the_bonus_passes_the_checks(solution, tmp_path):
+    assert [v for verdicts in verdicts_of_the_bonus(solution, tmp_path) for v in verdicts if v.outcome != 'passed'] == []
 
 
 # one of each TODO, for every day
@@ -54,7 +81,7 @@ def is_named(mistake, own):
     assert failed, 'the checks of its TODO let it pass'
     assert any(mistake.about in verdict.message for verdict in failed), [v.message for v in failed]
     for verdict in failed:
-        assert re.match(rf'TODO {mistake.todo}, \w+\.\w+: expected .*; here .*', verdict.message)
+        assert re.match(rf'TODO {mistake.todo}, [\w.]+(, two heads)?: expected .*; here .*', verdict.message)
         assert '\n' not in verdict.message
 
 
@@ -67,7 +94,7 @@ def test_right_solution_passes_the_checks(solution, skip, tmp_path):
 
 def test_library_is_large_and_its_names_are_unique():
     assert len(MISTAKES) >= 40 and len(CORRECT) >= 12
-    assert len({(m.todo, m.name) for m in MISTAKES}) == len(MISTAKES)
+    assert len({(m.todo, m.name) for m in MISTAKES + OF_THE_BONUS}) == len(MISTAKES + OF_THE_BONUS)
     assert len({s.name for s in CORRECT}) == len(CORRECT)
     assert all(m.about[0].islower() or m.about[0].isupper() for m in MISTAKES)
 
@@ -96,12 +123,13 @@ def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
     assert [load(f'ANSWER = {n}\n', tmp_path).ANSWER for n in range(9)] == list(range(9))
 
 
-def test_expected_values_are_up_to_date_but_for_mistakes(monkeypatch):
-    monkeypatch.setattr(expected, 'mistakes', list)
+@pytest.mark.parametrize('of', ['the lab', 'the bonus'])
+def test_expected_values_are_up_to_date_but_for_mistakes(of, monkeypatch):
     monkeypatch.setattr(expected.Fresh, 'wrong', lambda self: [])  # its clock takes time
-    index, numbers = expected.content_of(expected.EXPECTED.read_bytes())
+    index, numbers = expected.content_of(
+        (expected.EXPECTED if of == 'the lab' else expected.EXPECTED_OF_BONUS).read_bytes())
     kept = expected.as_file({**index, 'mistakes': {}}, numbers)
-    now, numbers = expected.expected()
+    now, numbers = expected.expected(expected.fresh() if of == 'the lab' else expected.fresh_bonus(), [])
     assert list(expected.differences(expected.as_file({**now, 'mistakes': {}}, numbers), kept)) == []
 
 
@@ -110,7 +138,7 @@ def test_a_difference_in_the_expected_values_is_said(monkeypatch, capsys):
     kept = expected.as_file(index, numbers)
     name = next(name for name, known in index['mistakes'].items() if known)
     index['mistakes'][name]['another'] = index['mistakes'][name].pop(next(iter(index['mistakes'][name])))
-    monkeypatch.setattr(expected, 'expected', lambda: (index, numbers))
+    monkeypatch.setattr(expected, 'files', lambda: {expected.EXPECTED: expected.as_file(index, numbers)})
     monkeypatch.setattr(sys, 'argv', ['expected', '--check'])
     with pytest.raises(SystemExit, match='is not what the reference gives'):
         expected.main()

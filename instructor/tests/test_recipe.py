@@ -18,7 +18,8 @@ from instructor.grading import sandbox
 PAGE = 'docs/instructors.md'
 OLD, NEW = 'f_beta', 'gate'
 # another decoder has a layer of this name; the page and this test tell of it
-STAYS = {'lab/more/bahdanau.py', 'tests/given/papers.py', PAGE, 'instructor/tests/test_recipe.py'}
+STAYS = {'lab/more/bahdanau.py', 'tests/given/test_papers.py', 'instructor/mistakes/todo9.toml', PAGE,
+         'instructor/tests/test_recipe.py'}
 STEP, NEW_STEP = '2. gate: beta', '2. the gate opens or shuts: beta'
 TITLE, NEW_TITLE = 'one gated step"', 'one step through a gate"'
 POINTS, NEW_POINTS = 'test_gate_scales_what_is_seen = 2', 'test_gate_scales_what_is_seen = 5'
@@ -74,10 +75,10 @@ def recipe(tmp_path_factory):
     return copy, said(run(copy, 'instructor.remake'))
 
 
-def test_all_three_are_made_anew(recipe):
+def test_all_are_made_anew(recipe):
     copy, lines = recipe
-    assert lines == [f'{name}: written anew' for name in ('models.py', 'tests/expected.npz',
-                                                          'build/handout/captioning.zip')]
+    assert lines == ['models.py: written anew', 'tests/expected.npz: written anew',
+                     'tests/bonus/expected.npz: as it was', 'build/handout/captioning.zip: written anew']
     student = (copy / 'models.py').read_text()
     assert f'self.{NEW}  ' in student and NEW_STEP in student and f'self.{NEW} =' not in student
     handout = copy / 'build/handout/captioning'
@@ -135,6 +136,6 @@ def test_it_stops_where_a_file_was_forgotten(tmp_path):
 def test_expected_results_come_only_from_a_reference_that_the_checks_know(tmp_path, monkeypatch):
     (tmp_path / 'reference.py').write_text(re.sub(rf'\b{OLD}\b', NEW, REFERENCE.read_text(encoding='utf-8')))
     monkeypatch.setattr(expected, 'REFERENCE', tmp_path / 'reference.py')
-    monkeypatch.setattr(expected, 'TODOS', (4,))
+    monkeypatch.setattr(expected.Fresh, 'todos', (4,))
     with pytest.raises(expected.WrongReference, match=f'the reference stops in attentive_step: .*there is no {OLD}'):
-        expected.expected()
+        expected.fresh()

@@ -1,9 +1,9 @@
 """Decoders of lab/more, and pictures and captions for them, that are small and the same everywhere."""
 
-import math
 import zlib
 
 import torch
+from torch.nn.utils.rnn import pad_packed_sequence
 
 from lab.more.adaptive import DecoderWithAdaptiveAttention, DecoderWithSpatialAttention
 from lab.more.bahdanau import DecoderWithBahdanauAttention
@@ -54,37 +54,12 @@ def states():
     return [torch.linspace(-0.7, 1, STATE, dtype=torch.float64).mul(k).sin() for k in (2, 5)]
 
 
-# self-critical training on two pictures: log p and rewards of three samples each, of the greedy captions, weights (of
-# a part of a batch, so that they sum to less than 1)
-DRAWN = [torch.tensor(values, dtype=torch.float64) for values in (
-    [[-1.0, -2.0, -4.0], [-3.0, -0.5, -1.5]], [[1.0, 2.0, 6.0], [0.5, 0.0, 1.0]], [2.0, 0.25], [0.35, 0.15])]
-
-
-def wave(*shape):
-    """Numbers between -1 and 1, other ones for each shape."""
-    n = torch.arange(math.prod(shape), dtype=torch.float64)
-    return (n * (0.7 + 0.05 * sum(shape)) + len(shape)).sin().view(shape)
-
-
-def looks():
-    """What ``attend`` is given, of two captions at three steps."""
-    return dict(V=wave(2, PIXELS, STATE), keys=wave(2, PIXELS, ATTENTION), h=wave(2, 3, STATE),
-                x=wave(2, 3, 2 * EMBED), h_before=wave(2, 3, STATE).flip(2), tanh_m=wave(2, 3, STATE).flip(1) * 0.9)
-
-
-def before_a_step():
-    """What ``one_step`` of a decoder of *Knowing when to look* is given, of two captions."""
-    h, m = states()
-    return dict(embeddings=wave(2, EMBED), V=wave(2, PIXELS, STATE), keys=wave(2, PIXELS, ATTENTION),
-                v_g=wave(2, EMBED).flip(1), h=torch.stack([h, m]), m=torch.stack([m, h]))
-
-
-def some_weights(cells, h):
-    """(n, num_pixels): other ones for another h."""
-    return (torch.linspace(-2, 2, cells.shape[1], dtype=cells.dtype) * h.sum(dim=1, keepdim=True)).softmax(dim=1)
-
-
-def some_attention(cells, h, keys=None):
-    """Stands in for a decoder's attention, so that what is around it can be checked by itself: context, alpha."""
-    alpha = some_weights(cells, h)
-    return (alpha.unsqueeze(2) * cells).sum(dim=1), alpha
+def run(decoder, encoder_out=None, tokens=None, **options):
+    """Predictions and alphas, padded, in the order in which the captions went in."""
+    tokens = captions() if tokens is None else tokens
+    predictions, sorted_captions, lengths, *alphas, sort_ind = decoder(
+        pictures() if encoder_out is None else encoder_out, tokens, torch.tensor(LENGTHS).unsqueeze(1), **options)
+    assert lengths == sorted((n - 1 for n in LENGTHS), reverse=True)
+    assert torch.equal(sorted_captions, tokens[sort_ind])
+    back = sort_ind.argsort()
+    return [values[back] for values in (pad_packed_sequence(predictions, batch_first=True)[0], *alphas)]

@@ -1,13 +1,10 @@
 """Self-critical training: the gradient is that of the expected score, and the score rises."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from small import DRAWN
 from torch import nn
-from verdicts import by_hand, called, check, same
 
 from lab.decode.beam_search import Hypothesis, sample_search
 from lab.more import captionnet, self_critical
@@ -18,7 +15,7 @@ from lab.train.checkpoints import CaptionModel, checkpoint_paths, load_model, re
 from lab.train.inputs import caption_dataset
 from solver import DEFAULTS, check_settings, train
 
-IN_A_BONUS, ADAPTIVE = Path(__file__).parent.name == 'bonus', 'lab.more.adaptive.DecoderWithAdaptiveAttention'
+ADAPTIVE = 'lab.more.adaptive.DecoderWithAdaptiveAttention'
 
 
 @pytest.fixture(scope='module', params=['Attention', 'NoAttention', ADAPTIVE])
@@ -206,7 +203,6 @@ class OneWord(nn.Module):
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])
 def test_the_gradient_is_that_of_the_expected_score(baseline):
     """The mean over many draws is the gradient of the sum over all captions of p(caption) * CIDEr-D(caption)."""
-    test_the_surrogate_loss(baseline)
     words = ['<start>', 'red', 'star', 'moon', 'a', '<unk>', '<pad>', '<end>']
     word_map = {word: index for index, word in enumerate(words)}
     settings = {'device': 'cpu', 'decoder': 'my_decoder.OneWord'}
@@ -235,28 +231,8 @@ def test_the_gradient_is_that_of_the_expected_score(baseline):
     assert expected.abs().max() > 20 * error.max()  # or this would show nothing
 
 
-@pytest.mark.parametrize('baseline', ['greedy', 'mean'])
-def test_the_surrogate_loss(baseline):
-    """Two pictures, three samples each: the loss and its gradient by hand."""
-    log_p, reward, greedy, weights = (values.clone() for values in DRAWN)
-    log_p, where = log_p.requires_grad_(), f"TODO 12, surrogate_loss, baseline '{baseline}'"
-    found = called(where, self_critical.surrogate_loss, log_p=log_p, reward=reward,
-                   greedy_reward=greedy if baseline == 'greedy' else None, weights=weights)
-    check(torch.is_tensor(found), where, 'a tensor', f'a {type(found).__name__}', 'the return is missing, or item()')
-    check(found.shape == (), where, 'one number', f'{found.numel()}, of shape {tuple(found.shape)}',
-          'the sum over the pictures is missing')
-    check(found.requires_grad, where, 'a loss with a gradient by log_p', 'one without',
-          'log_p is detached, or the loss is made anew of plain numbers')
-    right = by_hand('surrogate', baseline)
-    same(torch.autograd.grad(found, log_p)[0], right['gradient'], f'{where}: gradient by log_p', 'n, samples',
-         'minus weight * (reward - baseline) / samples')
-    same(found, right['loss'], where, '', 'minus the sum of weight * advantage * log_p / samples')
-
-
 def test_baselines(model, monkeypatch):
     """Advantages by hand: rewards 1, 2, 6 of the samples; 2 of the greedy caption."""
-    for baseline in 'greedy', 'mean':
-        test_the_surrogate_loss(baseline)
     rewards = dict(drawn=torch.tensor([1.0, 2.0, 6.0]), greedy=torch.tensor([2.0]))
     drawn = [Hypothesis([5], 0.0, True), Hypothesis([6], 0.0, True), Hypothesis([7, 8], 0.0, True)]
     monkeypatch.setattr(self_critical, 'sample_search', lambda *_, samples: drawn)
@@ -272,7 +248,7 @@ def test_baselines(model, monkeypatch):
 
 @pytest.mark.parametrize(('trained', 'baseline'), [
     pytest.param(decoder, baseline, marks=[pytest.mark.slow] * ((decoder, baseline) != ('Attention', 'mean')))
-    for decoder in ('Attention', 'NoAttention', *[ADAPTIVE] * (not IN_A_BONUS)) for baseline in ('greedy', 'mean')
+    for decoder in ('Attention', 'NoAttention', ADAPTIVE) for baseline in ('greedy', 'mean')
 ], indirect=['trained'])
 def test_the_score_rises(trained, baseline, tmp_path, capsys):
     cfg, start = trained
@@ -287,8 +263,7 @@ def test_the_score_rises(trained, baseline, tmp_path, capsys):
     assert f'CIDEr {before:.3f} on validation' in printed
     after = max(epoch['val_greedy_cider'] for epoch in history)
     assert all(epoch['train_top5'] is None for epoch in history)
-    # a student's order of layers sets the random start: with a lucky one, few greedy captions score high at once
-    assert IN_A_BONUS or after > before
+    assert after > before
     # the mean CIDEr-D of what it draws
     assert history[-1]['train_loss'] < 0 and history[-1]['train_loss'] < 1.3 * untrained[0]['train_loss']
     latest, best = (read_checkpoint(path) for path in checkpoint_paths({**DEFAULTS, **cfg}))
