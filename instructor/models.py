@@ -126,7 +126,7 @@ class DecoderWithRNN(nn.Module):
         # Make the layers, under exactly these names:
         #   self.embedding    nn.Embedding    word index             -> embed_dim
         #   self.init         nn.Linear       encoder_dim            -> embed_dim
-        #   self.bn           nn.BatchNorm1d  over embed_dim features
+        #   self.bn           nn.BatchNorm1d  over embed_dim features, with its default settings
         #   self.decode_step  nn.LSTMCell     input embed_dim, state -> decoder_dim
         #   self.dropout      nn.Dropout      with probability dropout
         #   self.fc           nn.Linear       decoder_dim            -> vocab_size

@@ -1,7 +1,8 @@
 """Make anew all that follows from the reference, the checks and the rubric: ``make remake``.
 
-In this order: the student's ``models.py``, ``expected.npz`` of the checks and of those of the bonus, the handout. Nothing is written if the reference
-fails its own tests or the checks of a TODO. docs/instructors.md says what to change by hand before.
+In this order: the student's ``models.py``, ``expected.npz`` of the checks and of those of the bonus, the handout.
+Nothing is written if the reference fails its own tests or the checks of a TODO. docs/instructors.md says what to
+change by hand before.
 """
 
 import os

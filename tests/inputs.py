@@ -196,7 +196,8 @@ def ask_start(inputs, kind, made):
                'more cells': inputs.pictures(*inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
     start = ('init_hidden_state', ['encoder_out'], STATE)
     return tensors, [
-        call('', *start, mode='eval', random_numbers=True), call(' once more', *start),
+        call('', *start, mode='eval', random_numbers=1),
+        call(' once more', *start, random_numbers=2),
         call(' of one picture', 'init_hidden_state', ['one picture'], STATE),
         call(' with more cells', 'init_hidden_state', ['more cells'], STATE),
         call(' (eval)', *start, gradient=start[1]), call(' (training)', *start, mode='train', gradient=start[1]),
@@ -214,7 +215,8 @@ def ask_step(inputs, kind, made):
             *inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
     tensors |= {f'{name} of one caption': tensors[name][:1] for name in names}
     step, keys = ('one_step', names, STEP[kind]), ['attention.encoder_att', 'encoder_out']
-    calls = [call('', *step, mode='eval', random_numbers=True), call(' once more', *step),
+    calls = [call('', *step, mode='eval', random_numbers=1),
+             call(' once more', *step, random_numbers=2),
              call(' of one caption', 'one_step', [f'{name} of one caption' for name in names], STEP[kind]),
              call('', *step, gradient=names), call(' in training', *step, mode='train'),
              call(' in training', *step, gradient=names)]
@@ -239,7 +241,7 @@ def ask_step(inputs, kind, made):
 def ask_dropout(inputs, kind, made):
     """Everything is dropped."""
     tensors, calls = ask_step(inputs, kind, made)
-    step = {**calls[0], 'random_numbers': False}
+    step = {**calls[0], 'random_numbers': None}
     return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'}, {**step, 'name': ' once more'}], 1.0
 
 
@@ -248,7 +250,7 @@ def ask_half(inputs, kind, made):
     tensors, calls = ask_step(inputs, kind, made)
     weights = {'fc.weight': np.eye(inputs.vocab_size, inputs.decoder_dim, dtype=np.float32),
                'fc.bias': np.zeros(inputs.vocab_size, dtype=np.float32)}
-    step = {**calls[0], 'mode': 'train', 'weights': weights, 'random_numbers': False}
+    step = {**calls[0], 'mode': 'train', 'weights': weights, 'random_numbers': None}
     return tensors, [step, {**step, 'name': ' once more'}], 0.5
 
 
@@ -265,7 +267,8 @@ def ask_attention(inputs, kind, made):
     others = [call(f', {name}', 'forward', [name, 'h'], outputs)
               for name in ('pixels in another order', 'equal pixels', 'strong pixels', 'more cells')]
     return tensors, [
-        call('', *attend, mode='eval', random_numbers=True), call(' once more', *attend),
+        call('', *attend, mode='eval', random_numbers=1),
+        call(' once more', *attend, random_numbers=2),
         call(' of one picture', 'forward', ['one picture', 'one h'], outputs), *others,
         call(' with keys', *attend, keys=keys), call(' with keys once more', *attend, keys=keys),
         call('', *attend, gradient=attend[1]), call(' with keys', *attend, keys=keys, gradient=attend[1]),
@@ -289,8 +292,9 @@ def ask_forward(inputs, kind, made):
     tensors |= of_different_lengths(tensors)
     forward = ('forward', BATCH, FORWARD[kind])
     return tensors, [
-        *(call(name, 'forward', [part + name for part in BATCH], FORWARD[kind]) for name in batches),
-        call(' once more', *forward, random_numbers=True, devices=True),
+        *(call(name, 'forward', [part + name for part in BATCH], FORWARD[kind], random_numbers=None if name else 1)
+          for name in batches),
+        call(' once more', *forward, random_numbers=2, devices=True),
         call(' word by word', 'word by word', ['encoder_out', 'words'], ['predictions']),
         call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH), call(' in training', *forward, mode='train'),
         call(' in training once more', *forward), call(' after training', *forward, mode='eval')], 1.0

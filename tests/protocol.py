@@ -16,6 +16,7 @@ import json
 import linecache
 import math
 import operator
+import os
 import random
 import re
 import sys
@@ -55,11 +56,19 @@ def load(path, block=solutions_blocked):
 
     :param block: in this block it runs; of a bonus task, whose files lie in ``lab/more``: ``contextlib.nullcontext``
     """
-    spec = importlib.util.spec_from_file_location('models', path)
+    name = os.path.basename(path).removesuffix('.py')
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    with open(path, 'rb') as file, block():
-        # compiled here: Python's cached bytecode is told apart by size and second only
-        exec(compile(file.read(), path, 'exec'), vars(module))
+    before, sys.modules[name] = sys.modules.get(name), module  # dataclasses look there
+    try:
+        with open(path, 'rb') as file, block():
+            # compiled here: Python's cached bytecode is told apart by size and second only
+            exec(compile(file.read(), path, 'exec'), vars(module))
+    finally:
+        if before is None:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = before
     return module
 
 
@@ -218,7 +227,7 @@ def load_weights(module, weights):
 
 
 def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=None,
-              random_numbers=False, devices=False, may_fail=False):
+              random_numbers=None, devices=False, may_fail=False):
     """One call.
 
     :param tensors: name -> tensor; the call works on these, not on copies
@@ -230,7 +239,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param mode: 'train' or 'eval'; None: as it is
     :param weights: load these first
     :param gradient: names of the first arguments: give back the gradients of a mixture of the outputs in their place
-    :param random_numbers: also what the random generators give after it: nothing may be drawn or seeded
+    :param random_numbers: seed the random generators with this, and give back also what they give after the call
     :param devices: also which outputs were made on the CPU without looking where the pictures are
     :param may_fail: only what it leaves behind counts
     :return: name -> array
@@ -249,7 +258,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     function = functions.get(method) or operator.attrgetter(method)(module)
     function = one_word(function) if isinstance(function, nn.LSTM) else function
     if random_numbers:
-        seed(1234)
+        seed(random_numbers)
     with torch.set_grad_enabled(bool(gradient)), Devices() if devices else contextlib.nullcontext() as made:
         given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
         extra = {}

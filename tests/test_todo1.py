@@ -1,6 +1,6 @@
 """TODO 1: the layers of ``DecoderWithRNN``, reading the picture, one step."""
 
-from checks import check_dropout, check_gradients, check_layers
+from checks import check_dropout, check_gradients, check_layers, check_not_seeded
 
 START, STEP = 'DecoderWithRNN.init_hidden_state', 'DecoderWithRNN.one_step'
 
@@ -25,7 +25,7 @@ def test_batch_norm_learns_its_statistics(lab):
     """In training each call moves the running statistics a little, which eval() then takes."""
     answer = lab('plain_start', START)
     answer.same('h after training', 'c after training', 'h in training once more',
-                cause='self.bn must see init(mean pixel), once per call')
+                cause='self.bn must see init(mean pixel), once per call, and have the default momentum')
 
 
 def test_one_step(lab):
@@ -33,7 +33,7 @@ def test_one_step(lab):
     answer = lab('plain_step', STEP)
     answer.same('h', 'c', shape='batch_size, decoder_dim', cause='decode_step(embeddings, (h, c)) returns h, c')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
-    answer.same('random numbers after it', cause='nothing is random in eval()')
+    check_not_seeded(answer)
     for call in (' once more', ' of one caption', ' in training', ' of large numbers'):
         answer.same(f'predictions{call}', f'h{call}', f'c{call}',
                     cause='the result must not depend on calls before, on other captions, the mode or large numbers')

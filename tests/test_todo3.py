@@ -2,7 +2,7 @@
 
 import numpy as np
 from checking import TOLERANCE
-from checks import check_gradients, check_layers, check_speed, takes_keys
+from checks import check_gradients, check_layers, check_not_seeded, check_speed, takes_keys
 
 FORWARD = 'Attention.forward'
 
@@ -56,7 +56,7 @@ def test_alpha_follows_the_formula(lab):
     answer.same('alpha', shape='batch_size, num_pixels',
                 cause='the scores are att(relu(encoder_att(encoder_out) + decoder_att(h)))')
     answer.same('alpha in training', 'alpha once more', cause='alpha is the same in training, and at every call')
-    answer.same('random numbers after it', cause='nothing is random here')
+    check_not_seeded(answer)
     if takes_keys(answer):
         answer.same('alpha with keys', 'z with keys',
                     cause='keys that are handed in are encoder_att(encoder_out), ready to use')

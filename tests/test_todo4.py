@@ -1,6 +1,6 @@
 """TODO 4: the layers of ``DecoderWithAttention``, its first state, one gated step."""
 
-from checks import check_dropout, check_gradients, check_layers, takes_keys
+from checks import check_dropout, check_gradients, check_layers, check_not_seeded, takes_keys
 
 START, STEP = 'DecoderWithAttention.init_hidden_state', 'DecoderWithAttention.one_step'
 
@@ -30,7 +30,7 @@ def test_one_step(lab):
     answer.same('h', 'c', shape='batch_size, decoder_dim',
                 cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); see the check of the gate')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
-    answer.same('random numbers after it', cause='nothing is random in eval()')
+    check_not_seeded(answer)
     calls = [' once more', ' of one caption', ' in training', ' with more cells', ' of large numbers']
     if takes_keys(answer):
         calls += [' with keys', ' with keys once more']

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from bonus_requests import KINDS
-from checks import check_gradients
+from checks import check_gradients, check_not_seeded
 from inputs import DROPOUT
 
 OTHER_CALLS = {  # what is different in them -> the likely cause if only these are wrong
@@ -39,6 +39,7 @@ def check_method(lab, name, method, gradients=True, **causes):
     for call in others(answer):
         cause = next((cause for part, cause in OTHER_CALLS.items() if call.endswith(part)), '')
         answer.same(call, cause=cause)
+    check_not_seeded(answer)
     if gradients:
         check_gradients(answer)
 

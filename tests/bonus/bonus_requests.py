@@ -66,7 +66,8 @@ def in_every_way(tensors, method, args, outputs, more=()):
     """
     tensors |= {f'{name} of one': tensors[name][:1] for name in args}
     usual = method, args, outputs
-    return [call('', *usual, mode='eval', random_numbers=True), call(' once more', *usual),
+    return [call('', *usual, mode='eval', random_numbers=1),
+            call(' once more', *usual, random_numbers=2),
             call(' of one caption', method, [f'{name} of one' for name in args], outputs), *more,
             call('', *usual, gradient=args), call(' in training', *usual, mode='train'),
             call(' in training', *usual, gradient=args), call(' after training', *usual, mode='eval')]
