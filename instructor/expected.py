@@ -82,7 +82,7 @@ class Fresh:
         self.layers = self.layers_of(reference)
         subject = self.subject(reference)
         for request in [request for todo in self.todos for request in self.requests(todo)]:
-            reply = subject.reply(*request)
+            reply = checking.by_caption(subject.ask(subject.request(*request)))
             if reply['errors']:
                 raise WrongReference(f"the reference stops in {request[0]}: {reply['errors']}")
             self.replies[request] = reply

@@ -68,7 +68,7 @@ def draw_once(rng, public):
         taken.add(sizes[name])
     return Inputs(height=height, width=width, vocab_size=rng.choice([21, 23]), lengths=tuple(lengths),
                   columns=max(lengths) + rng.randint(1, 4), shift=rng.uniform(0.2, 6.0),
-                  more_cells=(rng.randint(5, 7), rng.randint(6, 8)), **sizes)
+                  secret=rng.uniform(0.2, 6.0), more_cells=(rng.randint(5, 7), rng.randint(6, 8)), **sizes)
 
 
 def hidden_inputs(reference, seed):
@@ -328,7 +328,7 @@ def unique_names(paths, output):
     for path in paths:
         whole = Path(path).resolve()
         name = whole.parent.name if whole.name == 'models.py' else whole.name.removesuffix('.zip').removesuffix('.py')
-        name = re.sub(r'[^\w.-]', '_', name).strip('.') or 'submission'
+        name = re.sub(r'[^\w.-]', '_', name).strip('.')[:60] or 'submission'  # a file's name has 255 bytes at most
         own, number = name, 1
         while own in taken or other_source(page_folder(output, own), path):
             number += 1
@@ -363,7 +363,9 @@ def main():
     else:
         print('isolated: own files (read-only), no network, own processes; memory, time and file sizes limited')
         if not has_control_group():
-            print('no control groups here: memory is limited for each process of a submission, not for all together')
+            print('no control groups here (they need root): submissions are graded one at a time, and memory is '
+                  'limited for each process of a submission, not for all together')
+            arguments.workers = 1
     try:
         results = grade_all(list(dict.fromkeys(arguments.submissions)), arguments.output, arguments.workers)
     except SandboxError as error:

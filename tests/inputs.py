@@ -51,6 +51,7 @@ class Inputs:
     columns: int = 14                   # of the padded captions
     more_cells: tuple = (5, 6)          # height and width of another grid
     shift: float = 0.0
+    secret: float = 0.0                 # another shift, of what is timed: nothing before tells of it
 
     @property
     def num_pixels(self):
@@ -159,7 +160,7 @@ def build(name, inputs, layers, stubs=()):
         return {**request, 'stubs': ['attention']}
     if what in ('layers', 'equal'):  # on what is there, nothing is put in
         return {**request, 'stubs': ['attention'], 'weights': inputs.weights(shapes)}
-    return {**request, 'layers': made, 'weights': inputs.weights(shapes)}
+    return {**request, 'layers': made, 'weights': inputs.weights(shapes), 'timed': what == 'speed'}
 
 
 def call(name, method, args, outputs, **options):
@@ -338,7 +339,8 @@ def ask_time(inputs, kind, made):
 
 def ask_speed(inputs, kind, made):
     """Many different calls on a batch of usual size: nothing can be left out, and a loop over its rows takes long."""
-    big = dataclasses.replace(inputs, batch=64, height=5, width=5, lengths=(22,) * 64, columns=22)
+    big = dataclasses.replace(inputs, batch=64, height=7, width=7, lengths=(22,) * 64, columns=22,
+                              shift=inputs.shift + inputs.secret)
     if kind == 'attention':
         tensors = {'encoder_out': big.pixels()}
         tensors |= {f'h {i}': big.wave(big.batch, big.decoder_dim, shift=i) for i in range(SPEED_CALLS[kind])}
@@ -356,7 +358,7 @@ def other_order(n):
 
 
 DIFFERENT = [part + ' of different lengths' for part in BATCH]
-SPEED_CALLS = {'plain': 16, 'attention': 300, 'attentive': 12}
+SPEED_CALLS = {'plain': 16, 'attention': 200, 'attentive': 8}
 REQUESTS = {'shapes': ask_shapes, 'layers': ask_layers, 'start': ask_start, 'step': ask_step, 'dropout': ask_dropout,
             'half': ask_half, 'equal': ask_layers, 'forward': ask_forward, 'training': ask_training, 'time': ask_time,
             'speed': ask_speed}

@@ -179,9 +179,10 @@ def answer(request, models, block=solutions_blocked):
 
 def make(models, make, sizes, layers, stubs, replace=()):
     kind = getattr(models, make)
-    own_attention = getattr(models, 'Attention', None)
+    scope = getattr(kind.__init__, '__globals__', {})  # models.py, or a file from which it has the class
+    own_attention = scope.get('Attention')
     if 'attention' in stubs:
-        models.Attention = StubAttention
+        scope['Attention'] = StubAttention
     try:
         module = kind(**sizes)
     except Exception:
@@ -192,7 +193,7 @@ def make(models, make, sizes, layers, stubs, replace=()):
         vars(module).update({name: size for name, size in sizes.items() if name != 'dropout'})
     finally:
         if own_attention is not None:
-            models.Attention = own_attention
+            scope['Attention'] = own_attention
     for name, (layer, *arguments) in layers.items():
         right = {'StubAttention': StubAttention, 'Attention': models.Attention}.get(layer) or getattr(nn, layer)
         right = right(*arguments)
@@ -380,7 +381,7 @@ def describe(error, models=None):
     return described
 
 
-def yardstick(steps, rows=64, width=64, pixels=25):
+def yardstick(steps, rows=64, width=64, pixels=49):
     """Matrix products about as large as those of ``steps`` words: what the time of a ``forward`` is measured by."""
     x, matrix, grid = wave(rows, 2 * width), wave(4 * width, 2 * width), wave(rows, pixels, width)
     for _ in range(steps):

@@ -18,6 +18,7 @@ from utils import best_epoch
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
 DECODERS = ('NoAttention', 'Attention')
+NOTES = 20  # at most
 
 
 def read(path):
@@ -29,12 +30,18 @@ def read(path):
     try:
         submission = read_submission(path)
         code, digest = submission.code(), hashlib.sha256()
-        for name in sorted({*code, *submission.evidence()}):
-            digest.update(repr((name, hashlib.sha256(submission.files[name]()).hexdigest())).encode())
     except SubmissionError as error:
         return {'error': str(error)}
+    notes = submission.notes[:NOTES] + [f'and {len(submission.notes) - NOTES} more'] * (len(submission.notes) > NOTES)
+    for name in sorted({*code, *submission.evidence()}):
+        try:
+            content = submission.files[name]()
+        except SubmissionError as error:
+            content = str(error).encode()
+            notes.append(str(error))
+        digest.update(repr((name, hashlib.sha256(content).hexdigest())).encode())
     return {'code': {name: data.decode('latin-1') for name, data in code.items()}, 'digest': digest.hexdigest(),
-            'notes': submission.notes}
+            'notes': notes}
 
 
 def look_at(path):

@@ -14,6 +14,7 @@ It must not import anything of the repository but ``protocol.py`` beside it and 
 import contextlib
 import ctypes
 import gc
+import glob
 import os
 import pickle
 import resource
@@ -24,25 +25,26 @@ import sys
 import time
 
 MEMORY = 1 << 30     # bytes that a child may take beyond what it starts with
+PROCESSOR = 15       # seconds of the processor
 PROCESSES = 24       # threads count as well
 FILE_LIMIT = 32 << 20
-REQUEST, YARDSTICK = b'R', b'Y'
+REQUEST, TIMED, YARDSTICK = b'R', b'T', b'Y'
 HEAD, REPLY = struct.Struct('>Icdq'), struct.Struct('>Idq')  # number, what, seconds, length; number, seconds, length
 LOADED = b'L'
 NOT_DUMPABLE, SUBREAPER = (4, 0), (36, 1)  # of prctl: nobody reads or writes this memory; orphans become our children
 
 
-def limit_resources(seconds):
+def limit_resources():
     with open('/proc/self/statm') as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    for what, value in ((resource.RLIMIT_AS, used + MEMORY), (resource.RLIMIT_CPU, int(seconds) + 5),
+    for what, value in ((resource.RLIMIT_AS, used + MEMORY), (resource.RLIMIT_CPU, PROCESSOR),
                         (resource.RLIMIT_FSIZE, FILE_LIMIT), (resource.RLIMIT_NOFILE, 256),
                         (resource.RLIMIT_NPROC, PROCESSES), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(what, (value, value))
 
 
-def child(into, out, seconds, lab):
+def child(into, out, lab):
     """Load models.py, say so, carry out one request and end."""
     import protocol
 
@@ -51,10 +53,10 @@ def child(into, out, seconds, lab):
         if other not in (into, out):
             with contextlib.suppress(OSError):
                 os.close(other)
-    limit_resources(seconds)
+    limit_resources()
     reply, models = {'arrays': {}, 'errors': {}}, None
     try:
-        models = protocol.load(os.path.join(lab, 'models.py'))
+        models = sys.modules['models'] = protocol.load(os.path.join(lab, 'models.py'))
     except BaseException as error:  # SystemExit and KeyboardInterrupt too
         reply['errors']['all'] = protocol.describe(error)
     os.write(out, LOADED)
@@ -72,7 +74,7 @@ def child(into, out, seconds, lab):
     os._exit(0)
 
 
-def measure(into, out, seconds, lab):
+def measure(into, out, lab):
     """A child that runs the yardstick in the place of a models.py."""
     import protocol
 
@@ -85,10 +87,12 @@ def measure(into, out, seconds, lab):
     os._exit(0)
 
 
-def answer(work, length, requests, seconds, lab, limit):
+def answer(work, length, requests, seconds, lab, limit, alone):
     """Fork a child for a request and wait for it, but not too long.
 
     It gets the request when it has loaded models.py, and this process reads it then: nothing can be known before.
+
+    :param alone: from then on it can start no process and no thread, and what it has started is ended: for its time
 
     :param work: what the child does
     :param requests: the file from which to read ``length`` bytes
@@ -102,7 +106,7 @@ def answer(work, length, requests, seconds, lab, limit):
         try:
             os.close(request)
             os.close(reply)
-            work(into, out, seconds, lab)
+            work(into, out, lab)
         finally:
             os._exit(1)
     os.close(into)
@@ -123,6 +127,9 @@ def answer(work, length, requests, seconds, lab, limit):
         if can_read:
             piece = os.read(reply, 1 << 20)
             if not read:
+                if alone:
+                    start_no_more(pid)
+                    kill_all_others(pid)
                 loading = time.clock_gettime(~pid << 3 | 2) if piece else 0.0  # that process's own clock
                 left = memoryview(read_all(requests, length))
             read += piece
@@ -139,6 +146,8 @@ def answer(work, length, requests, seconds, lab, limit):
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass  # orphans
+    if not reason and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        reason = f'TimeoutError: no result within {PROCESSOR} seconds of the processor: an endless loop?'
     if not reason and os.WIFSIGNALED(status) and len(read) < 2:
         reason = f'it was ended by {signal.Signals(os.WTERMSIG(status)).name}: too much memory or time, or a crash'
     if not reason and not 9 < len(read) <= limit + 9:
@@ -159,25 +168,35 @@ def processor_seconds():
     return used.ru_utime + used.ru_stime
 
 
-def kill_all_others():
+def start_no_more(pid):
+    """A process starts no other from now on, and no thread."""
+    with contextlib.suppress(OSError):
+        resource.prlimit(pid, resource.RLIMIT_NPROC, (0, 0))
+
+
+def kill_all_others(*but):
     """End what a child left behind; only in a process namespace of our own, where nobody else can be hit."""
     if os.environ.get('OWN_PROCESSES') != '1' or os.getpid() > 50:
         return
     for _ in range(20):
-        others = [int(name) for name in os.listdir('/proc') if name.isdigit() and int(name) not in (1, os.getpid())]
-        alive = [pid for pid in others if not is_zombie(pid)]
+        others = {int(name) for name in os.listdir('/proc') if name.isdigit()} - {1, os.getpid(), *but}
+        alive = [pid for pid in others if is_alive(pid)]
         if not alive:
             return
         for pid in alive:
+            start_no_more(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def is_zombie(pid):
-    with contextlib.suppress(OSError), open(f'/proc/{pid}/stat') as file:
-        return file.read().rpartition(')')[2].split()[0] == 'Z'
-    return True
+def is_alive(pid):
+    """Whether one of its threads runs: the first may have ended long before the others."""
+    for thread in glob.glob(f'/proc/{pid}/task/*/stat'):
+        with contextlib.suppress(OSError), open(thread) as file:
+            if file.read().rpartition(')')[2].split()[0] not in 'ZX':
+                return True
+    return False
 
 
 def main():
@@ -202,7 +221,7 @@ def main():
     while head := read_all(requests, HEAD.size):
         number, what, seconds, length = HEAD.unpack(head)
         work = measure if what == YARDSTICK else child
-        reply, taken = answer(work, length, requests, seconds, folder, limit)
+        reply, taken = answer(work, length, requests, seconds, folder, limit, what == TIMED)
         if isinstance(reply, str):
             reply = protocol.pack({'arrays': {}, 'errors': {'all': {'error': reply, 'line': None}}})
         view = memoryview(REPLY.pack(number, taken, len(reply)) + reply)

@@ -22,15 +22,15 @@ import time
 from pathlib import Path
 
 from instructor.expected import checking, protocol
-from instructor.grading.runner import HEAD, PROCESSES, REPLY, REQUEST, YARDSTICK
+from instructor.grading.runner import HEAD, PROCESSES, REPLY, REQUEST, TIMED, YARDSTICK
 
 RUNNER = Path(__file__).with_name('runner.py')
 START = 60         # seconds for Python and torch to be loaded
 RESTARTS = 12      # of a sandbox that the submission has ended
-SECONDS = 12       # for one request
+SECONDS = 60       # for one request, however busy the machine is
 IN_ALL = 300       # seconds for all requests of a submission
 MEMORY = 5 << 29   # bytes of all its processes together
-TMP = 64 << 20     # bytes of /tmp
+TMP = 64 << 20     # bytes of /tmp, and of /dev/shm
 NOBODY, USERS = 65534, 1 << 20
 COUNT = itertools.count()
 
@@ -67,7 +67,8 @@ def control_group():
     processes = {'pids.max': 2 * PROCESSES}
     for hierarchy, limits in (('/sys/fs/cgroup', {'memory.max': MEMORY, 'memory.swap.max': 0, **processes}),
                               ('/sys/fs/cgroup/memory', {'memory.limit_in_bytes': MEMORY}),
-                              ('/sys/fs/cgroup/pids', processes)):
+                              ('/sys/fs/cgroup/pids', processes),
+                              ('/sys/fs/cgroup/cpu', {})):  # each group gets as much of a busy processor as another
         with contextlib.suppress(OSError):
             if not (Path(hierarchy) / 'cgroup.procs').exists():
                 continue
@@ -92,7 +93,7 @@ def control_group():
 def has_control_group():
     """Whether the memory of a whole submission can be limited here."""
     with control_group() as join:
-        return any('pids' not in str(path) for path in join)
+        return any((path.parent / name).exists() for path in join for name in ('memory.max', 'memory.limit_in_bytes'))
 
 
 def _wrap(command):
@@ -153,12 +154,14 @@ class Sandbox:
         if bubblewrap():
             command = [*_wrap(bubblewrap()), '--ro-bind', str(self.lab), '/lab', '--perms', '0755', '--dir', '/runner',
                        '--ro-bind', str(RUNNER), '/runner/runner.py',
-                       '--ro-bind', protocol.__file__, '/runner/protocol.py']
+                       '--ro-bind', protocol.__file__, '/runner/protocol.py',
+                       '--perms', '1777', '--size', str(TMP), '--tmpfs', '/dev/shm',
+                       '--remount-ro', '/dev', '--remount-ro', '/']
             if os.getuid() == 0:  # limits on the number of processes do not hold for root
                 command += ['--cap-add', 'CAP_SETUID', '--cap-add', 'CAP_SETGID', 'setpriv', f'--reuid={self.user}',
                             f'--regid={self.user}', '--clear-groups', '--no-new-privs', '--inh-caps=-all']
             command += [sys.executable, '-s', '-B', '/runner/runner.py', '/lab']
-            environment = None
+            environment = {}  # the first process shows its own to all others
         else:
             runner = shutil.copyfile(RUNNER, self.lab / '.runner.py')  # where it lies, nobody may be locked out
             shutil.copyfile(protocol.__file__, self.lab / 'protocol.py')
@@ -210,13 +213,11 @@ class Sandbox:
             return failed('the sandbox did not start' if self.starts == 1 else
                           'the sandbox was ended by the submission again and again')
         self.number += 1
-        try:
-            data = pickle.dumps(request)
-            self.process.stdin.write(HEAD.pack(self.number, what, seconds, len(data)) + data)
-            self.process.stdin.flush()
-            number, taken, reply = self._read(seconds + 15) or (None, math.inf, None)
-        except OSError:
-            number = None
+        data, number = pickle.dumps(request), None
+        what = TIMED if request.get('timed') else what
+        with contextlib.suppress(OSError):
+            if self._write(HEAD.pack(self.number, what, seconds, len(data)) + data, seconds):
+                number, taken, reply = self._read(seconds + 15) or (None, math.inf, None)
         self.spent += time.monotonic() - start
         if number != self.number:
             self.stop()
@@ -225,6 +226,14 @@ class Sandbox:
             return {**protocol.unpack(reply), 'seconds': taken}
         except Exception:  # whatever it wrote
             return failed('it gave back something that is no reply')
+
+    def _write(self, data, seconds):
+        """:return: whether it was taken; a submission may have stopped the runner"""
+        pipe, end, left = self.process.stdin.fileno(), time.monotonic() + seconds, memoryview(data)
+        os.set_blocking(pipe, False)
+        while left and select.select([], [pipe], [], max(0, end - time.monotonic()))[1]:
+            left = left[os.write(pipe, left):]
+        return not left
 
     def _read(self, seconds):
         """Number, seconds and bytes of one reply, or None."""

@@ -75,8 +75,10 @@ def check_dropout(lab, kind, method):
                     'dropout comes right before fc; when all is dropped, fc.bias is left' if everywhere else
                     'only what goes into fc is dropped; the state of the next step stays whole')
     answer, masks = lab(f'{kind}_masked', method), []
+    size = answer.inputs.batch, answer.inputs.vocab_size
     for call in (' in training', ' in training once more'):
-        width = answer.inputs.decoder_dim
+        width, came = answer.inputs.decoder_dim, answer[f'predictions{call}'].shape
+        answer.require(came == answer['predictions'].shape == size, f'predictions of shape {size}', f'it is {came}', '')
         times = answer[f'predictions{call}'][:, :width] / answer['predictions'][:, :width]
         halved = (np.abs(times) < 1e-3) | (np.abs(times - 2) < 1e-2)
         answer.require(halved.all() and 0 < times.mean() < 2,
