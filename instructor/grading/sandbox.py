@@ -7,10 +7,10 @@ in memory counted. Each process has limits of its own (``runner.py``). ``missing
 
 import contextlib
 import functools
-import itertools
 import math
 import os
 import pickle
+import secrets
 import select
 import shutil
 import signal
@@ -31,8 +31,7 @@ SECONDS = 60       # for one request, however busy the machine is
 IN_ALL = 300       # seconds for all requests of a submission
 MEMORY = 5 << 29   # bytes of all its processes together
 TMP = 64 << 20     # bytes of /tmp, and of /dev/shm
-NOBODY, USERS = 65534, 1 << 20
-COUNT = itertools.count()
+NOBODY, USERS = 65534, 1 << 30
 
 
 @functools.cache
@@ -133,7 +132,7 @@ class Sandbox:
         self.lab, self.process, self.starts, self.number, self.spent = Path(lab).resolve(), None, 0, 0, 0.0
         self.broken, self.yardsticks = None, {}  # the error that loading models.py ends in; steps -> seconds
         # as root, a user for each: limits on processes and the kernel's keyrings go by user
-        self.user = USERS + os.getpid() % 4096 * 64 + next(COUNT) % 64
+        self.user = USERS + secrets.randbelow(USERS)
         self.groups = contextlib.ExitStack()
 
     def __enter__(self):

@@ -45,9 +45,11 @@ def read_submission(path):
     """
     :param path: a folder, a zip or a ``.py`` file
     :return: :class:`Submission`
-    :raises SubmissionError: no such thing, a damaged zip, one that is too large, no ``models.py`` in it
+    :raises SubmissionError: no such thing, a link, a damaged zip, one that is too large, no ``models.py`` in it
     """
     path = Path(path)
+    if path.is_symlink():
+        raise SubmissionError(f'{path} is a link: name what it leads to')
     if path.is_dir():
         submission = Submission(path.name, _folder(path))
     elif path.suffix == '.py' and path.is_file():

@@ -14,6 +14,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from instructor.assemble import ROOT, assemble
@@ -153,6 +154,15 @@ import os, shutil
 for folder in ('/lab', '/tmp', '/usr', '/root', '/home', os.path.expanduser('~'), os.getcwd()):
     shutil.rmtree(folder, ignore_errors=True)
 """,
+    'makes_dataclasses': """
+import dataclasses
+
+
+@dataclasses.dataclass
+class Sizes:
+    height: 'int'
+    width: 'int' = dataclasses.field(default=3)
+""",
     'leaves_a_process_behind': """
 import os
 if os.fork() == 0:
@@ -208,8 +218,9 @@ def listener():
 
 # one of each kind, for every day
 A_FEW = ('right', 'nothing_done', 'syntax_error', 'not_installed', 'kills_its_parent', 'fake_report',
-         'replaces_the_protocol', 'makes_layers_of_the_request', 'deletes_files', 'takes_forward_from_fast', 'connects',
-         'exits_in_attention', 'mistake_1', 'hard_coded_sizes', 'infinite_weights')
+         'replaces_the_protocol', 'makes_layers_of_the_request', 'deletes_files', 'makes_dataclasses',
+         'takes_forward_from_fast', 'connects', 'exits_in_attention', 'mistake_1', 'hard_coded_sizes',
+         'infinite_weights')
 
 
 @pytest.fixture(scope='module', params=['a_few', pytest.param('all', marks=pytest.mark.slow)])
@@ -412,6 +423,16 @@ def test_a_zip_that_lies_about_its_sizes_is_refused(tmp_path):
         assert 'models.py' in str(error)
 
 
+def test_code_is_graded_whatever_lies_beside_it(tmp_path):
+    """Evidence that lies about its size, and names without end that are left out."""
+    lies = b'\0' * (5 << 20)
+    path = packed(tmp_path / 'a.zip', [('models.py', RIGHT), ('test.ipynb', lies), *[('../x', '')] * 50])
+    path.write_bytes(path.read_bytes().replace(len(lies).to_bytes(4, 'little'), (100).to_bytes(4, 'little')))
+    read = evidence.read(path)
+    assert read['code']['models.py'] == RIGHT
+    assert len(read['notes']) == 22 and read['notes'][20] == 'and 30 more' and 'test.ipynb' in read['notes'][21]
+
+
 @pytest.mark.parametrize(('entries', 'message'), [
     ([('readme.txt', 'x')], 'no models.py'),
     ([('a/models.py', 'x'), ('b/models.py', 'x')], 'several models.py')])
@@ -423,6 +444,9 @@ def test_submissions_without_one_models_file(tmp_path, entries, message):
 def test_no_such_submission_and_no_zip(tmp_path):
     with pytest.raises(SubmissionError, match='no such file'):
         read_submission(tmp_path / 'nobody.zip')
+    (tmp_path / 'link').symlink_to(REFERENCE)
+    with pytest.raises(SubmissionError, match='is a link'):
+        read_submission(tmp_path / 'link')
     (tmp_path / 'a.zip').write_text('not a zip')
     with pytest.raises(SubmissionError, match='no zip'):
         read_submission(tmp_path / 'a.zip')
@@ -430,10 +454,10 @@ def test_no_such_submission_and_no_zip(tmp_path):
 
 def test_names_of_results_are_those_of_the_submissions(tmp_path):
     paths = ['x/a.zip', 'y/a.zip', 'z/..', 'q/=cmd|calc.py', 'anna.meier', 'anna.schulz.zip', 'b/models.py',
-             'grades.csv']
+             'grades.csv', '名' * 80, '名' * 80 + 'a']
     names = unique_names(paths, tmp_path)
     assert list(names.values()) == ['a', 'a_2', tmp_path.cwd().name, '_cmd_calc', 'anna.meier', 'anna.schulz', 'b',
-                                    'grades.csv']
+                                    'grades.csv', '名' * 60, '名' * 60 + '_2']
     page_of_another = tmp_path / 'pages' / 'a'
     page_of_another.mkdir(parents=True)
     (page_of_another / 'grade.json').write_text(json.dumps({'source': str(Path('x/a.zip').resolve())}))
@@ -494,6 +518,87 @@ def test_speed_is_measured_from_outside():
     assert max(ratios['right'].values()) < checking.SLOWEST / 2, ratios
     assert ratios['pixel by pixel']['attention'] > 1.5 * checking.SLOWEST, ratios
     assert ratios['caption by caption']['attentive'] > 1.5 * checking.SLOWEST, ratios
+
+
+def laid_over(folder, source):
+    """A clean assignment with this ``models.py``, which other users may read."""
+    lab = assemble(REFERENCE, folder / 'lab')
+    (lab / 'models.py').write_text(source, encoding='utf-8')
+    os.chmod(folder, 0o755)
+    return lab
+
+
+@needs_isolation
+def test_what_is_timed_starts_nothing_and_has_no_helpers(tmp_path):
+    """Their time would not be counted. The helper's first thread has ended, so its process looks like a dead one."""
+    lab = laid_over(tmp_path, RIGHT + """
+import os, socket, threading
+ready, tell = os.pipe()
+if os.fork() == 0:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(chr(0) + 'helper')
+    server.listen()
+    threading.Thread(target=lambda: [server.accept() for _ in range(99)]).start()
+    os.write(tell, b'x')
+    import ctypes
+    ctypes.CDLL(None).syscall(60, 0)
+os.read(ready, 1)
+
+
+def forward(self, *given):
+    if os.fork() == 0:
+        os._exit(0)
+
+
+def one_step(self, *given):
+    socket.socket(socket.AF_UNIX).connect(chr(0) + 'helper')
+
+
+DecoderWithRNN.forward, DecoderWithRNN.one_step = forward, one_step
+""")
+    given = inputs.Inputs()
+    with sandbox.Sandbox(lab) as box:
+        for name, method, error in (('plain_forward', 'forward', 'BlockingIOError'),
+                                    ('plain_step', 'one_step', 'ConnectionRefusedError')):
+            request = inputs.build(name, given, checking.Stored().layers)
+            request['calls'] = request['calls'][:1]
+            assert request['calls'][0]['method'] == method
+            freely, timed = (str(box.ask({**request, 'timed': timed})['errors']) for timed in (False, True))
+            assert error not in freely and error in timed, (freely, timed)
+
+
+@needs_isolation
+def test_a_runner_that_was_stopped_holds_up_nobody(tmp_path, monkeypatch):
+    monkeypatch.setattr(sandbox, 'SECONDS', 2)
+    lab = laid_over(tmp_path, RIGHT + """
+import os, pathlib, signal
+if pathlib.Path('/tmp/second').exists():
+    os.kill(os.getppid(), signal.SIGSTOP)
+pathlib.Path('/tmp/second').touch()
+""")
+    with sandbox.Sandbox(lab) as box:
+        assert not box.broken
+        large = {'make': 'Attention', 'sizes': {}, 'tensors': {'x': inputs.wave(1000, 1000)}, 'calls': []}
+        assert 'ended by the submission' in box.ask(large)['errors']['all']['error']
+
+
+@needs_isolation
+def test_the_graders_environment_is_not_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv('TOKEN', 'secret of the grader')
+    lab = laid_over(tmp_path, 
+        'import glob\nraise RuntimeError("".join(open(name).read() for name in glob.glob("/proc/1/environ")) + "end")')
+    with sandbox.Sandbox(lab) as box:
+        error = box.broken['error']  # as root, not even that may be read
+        assert 'secret' not in error and ('RuntimeError: end' in error or 'Permission denied' in error)
+
+
+def test_arrays_of_any_shape_are_judged_in_little_memory():
+    h, scores = np.ones((17_000, 1, 1), dtype=np.float32), np.ones((17_000, 2), dtype=np.float32)
+    with pytest.raises(ValueError, match='h of shape'):
+        checking.dropped({'arrays': {'h': h, 'predictions': scores}}, '')
+    reply = {'arrays': {'decode_lengths': np.ones(2_000_000), 'h': h, 'predictions': scores}, 'errors': {}}
+    cut = checking.shortened(reply, {'h': (h.shape, None), 'predictions': ((3, 4), None)})['arrays']
+    assert [array.size for array in cut.values()] == [checking.MOST, h.size, checking.MOST]
 
 
 def test_replies_that_are_none(tmp_path):
