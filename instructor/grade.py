@@ -247,7 +247,7 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
             except Exception as error:  # never points for a crash of the grader, and the others go on
                 result = zero(names[path], f'the grader failed: {type(error).__name__}: {error}; please grade by hand')
                 write_results(page_folder(output, names[path]), result, 0)
-                return result, {}
+                return result, []
 
         with ThreadPoolExecutor(workers) as pool:
             graded = list(tqdm(pool.map(one, paths), total=len(paths), desc='grading', unit='submission',
@@ -256,7 +256,7 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
     with atomic_path(output / 'grades.csv') as temporary:
         temporary.write_text(table(results), encoding='utf-8')
     with atomic_path(output / 'similar.md') as temporary:
-        temporary.write_text(similar.report({result['name']: code['models.py'] for result, code in graded if code}),
+        temporary.write_text(similar.report({result['name']: windows for result, windows in graded}),
                              encoding='utf-8')
     return results
 
@@ -285,7 +285,7 @@ def check_sandbox(clean):
 
 
 def grade_one(path, name, output, clean, hidden, fresh):
-    """:return: result, and the code that was graded: name -> text"""
+    """:return: result, and what is compared with other submissions, ``similar.windows``"""
     start, folder = time.perf_counter(), page_folder(output, name)
     try:
         read = limited.call(evidence.read, str(path))
@@ -294,12 +294,16 @@ def grade_one(path, name, output, clean, hidden, fresh):
     if 'error' in read:
         result = zero(name, read['error'])
         write_results(folder, result | {'source': source_of(path)}, time.perf_counter() - start)
-        return result, {}
+        return result, []
     code, stamp = read['code'], f"{read['digest']} {of_the_grader()}"
+    try:
+        windows = limited.call(similar.windows, code['models.py'])
+    except limited.LimitError:
+        windows = []
     try:
         kept = json.loads((folder / 'grade.json').read_text(encoding='utf-8'))
         if kept['fingerprint'] == stamp:
-            return kept, code
+            return kept, windows
     except (OSError, ValueError, KeyError):
         pass
     verdicts = grade(code, clean, hidden, fresh)
@@ -310,8 +314,10 @@ def grade_one(path, name, output, clean, hidden, fresh):
     result = {'name': name, 'points': sum(v.points for v in verdicts), 'possible': sum(v.possible for v in verdicts),
               'checks': [dataclasses.asdict(v) for v in verdicts], 'notes': read['notes'], 'evidence': remarks,
               'fingerprint': stamp, 'source': source_of(path)}
+    if any('TimeoutError' in verdict.message for verdict in verdicts):
+        del result['fingerprint']  # it may have been a busy machine: graded again in the next run
     write_results(folder, result, time.perf_counter() - start)
-    return result, code
+    return result, windows
 
 
 def source_of(path):

@@ -171,8 +171,12 @@ class Sandbox:
         if self.join and not nobody:
             joining = ' && '.join(f'echo $$ > {path}' for path in self.join)
             command = ['/bin/sh', '-c', f'{joining} && exec "$@"', 'sh', *command]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, env=environment, start_new_session=True, **nobody)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+                start_new_session=True, **nobody)
+        except PermissionError:  # that user may not run Python
+            return False
         self.buffer = b''
         if self._read(START) != (0, 0, b''):
             self.stop()

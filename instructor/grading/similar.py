@@ -9,12 +9,13 @@ import io
 import itertools
 import keyword
 import tokenize
+import zlib
 
 from instructor.assemble import ROOT
 
 WINDOW = 16      # tokens that must follow one another
 ALIKE = 0.9      # share of the smaller file's windows
-FEWEST = 60      # windows; less is too little to compare
+FEWEST, MOST = 60, 20_000  # windows; fewer are too little to compare, more are nobody's solution
 
 
 def tokens(source):
@@ -32,19 +33,19 @@ def tokens(source):
     return found
 
 
-def windows(source, given=frozenset()):
+def windows(source):
+    """What is compared: the checksum of each so many tokens."""
     found = tokens(source)
-    return {tuple(found[i:i + WINDOW]) for i in range(len(found) - WINDOW + 1)} - given
+    return sorted({zlib.crc32(' '.join(found[i:i + WINDOW]).encode()) for i in range(len(found) - WINDOW + 1)})[:MOST]
 
 
-def pairs(sources):
+def pairs(found):
     """
-    :param sources: name -> source of a ``models.py``
+    :param found: name -> ``windows`` of a ``models.py``
     :return: list of (share, name, name), most alike first
     """
-    given = frozenset(windows((ROOT / 'models.py').read_text(encoding='utf-8')))
-    found = {name: windows(source, given) for name, source in sources.items()}
-    found = {name: own for name, own in found.items() if len(own) >= FEWEST}
+    given = set(windows((ROOT / 'models.py').read_text(encoding='utf-8')))
+    found = {name: own for name, all_windows in found.items() if len(own := set(all_windows) - given) >= FEWEST}
     alike = []
     for (one, first), (other, second) in itertools.combinations(found.items(), 2):
         share = len(first & second) / min(len(first), len(second))
@@ -53,12 +54,12 @@ def pairs(sources):
     return sorted(alike, reverse=True)
 
 
-def report(sources):
+def report(found):
     """A page in Markdown.
 
-    :param sources: name -> source of a ``models.py``
+    :param found: as of :func:`pairs`
     """
-    found = pairs(sources)
+    found = pairs(found)
     lines = ['# Solutions that are written nearly alike', '', __doc__.split('\n\n')[1].replace('\n', ' '), '']
     if not found:
         return '\n'.join([*lines, 'None.', ''])
