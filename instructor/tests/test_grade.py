@@ -20,7 +20,17 @@ import pytest
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from instructor.expected import Fresh, checking, inputs, load, protocol
-from instructor.grade import draw_inputs, grade_all, gradescope, page, printable, table, unique_names, zero
+from instructor.grade import (
+    draw_inputs,
+    grade_all,
+    gradescope,
+    page,
+    printable,
+    sizes_of,
+    table,
+    unique_names,
+    zero,
+)
 from instructor.grading import evidence, limited, sandbox
 from instructor.grading.submissions import SubmissionError, read_submission
 from instructor.mistakes import correct_solutions, mistakes
@@ -329,9 +339,8 @@ def test_hidden_inputs_have_sizes_of_their_own():
     public = vars(inputs.Inputs())
     for seed in range(200):
         hidden = draw_inputs(seed)
-        sizes = [hidden.batch, hidden.num_pixels, hidden.encoder_dim, hidden.embed_dim, hidden.decoder_dim,
-                 hidden.attention_dim, max(hidden.lengths) - 1]
-        assert len(set(sizes)) == len(sizes) and hidden.num_pixels != inputs.Inputs().num_pixels
+        sizes = sizes_of(hidden)
+        assert len(set(sizes)) == len(sizes) == 10 and hidden.num_pixels != inputs.Inputs().num_pixels
         for name in ('batch', 'encoder_dim', 'embed_dim', 'decoder_dim', 'attention_dim', 'vocab_size', 'shift'):
             assert getattr(hidden, name) != public[name]
 
