@@ -214,13 +214,36 @@ class Lab:
                 answer.stopped(call)
         return answer
 
-    def sizes_in(self, text):
-        """What the sizes in an error message stand for: each dimension has a size of its own."""
+    @property
+    def names_of_sizes(self):
+        """Each dimension has a size of its own."""
         i = self.inputs
-        names = {i.batch: 'batch_size', i.num_pixels: 'num_pixels', i.encoder_dim: 'encoder_dim',
-                 i.embed_dim: 'embed_dim', i.decoder_dim: 'decoder_dim', i.attention_dim: 'attention_dim',
-                 i.vocab_size: 'vocab_size', i.embed_dim + i.encoder_dim: 'embed_dim + encoder_dim',
-                 4 * i.decoder_dim: '4 * decoder_dim, the gates of the LSTM', max(i.lengths) - 1: 'max(decode_lengths)'}
+        return {i.batch: 'batch_size', i.num_pixels: 'num_pixels', i.encoder_dim: 'encoder_dim',
+                i.embed_dim: 'embed_dim', i.decoder_dim: 'decoder_dim', i.attention_dim: 'attention_dim',
+                i.vocab_size: 'vocab_size', i.embed_dim + i.encoder_dim: 'embed_dim + encoder_dim',
+                4 * i.decoder_dim: '4 * decoder_dim, the gates of the LSTM', max(i.lengths) - 1: 'max(decode_lengths)'}
+
+    def difference_of(self, came, wanted):
+        """Two shapes, in words: which dimension is too many, missing, or of another size."""
+        def size(n):
+            return f'{n} = {self.names_of_sizes[n]}' if n in self.names_of_sizes else f'{n}'
+
+        for i in range(len(came)):
+            if came[:i] + came[i + 1:] == wanted:
+                return f'dimension {i} ({size(came[i])}) is too many'
+        for i in range(len(wanted)):
+            if wanted[:i] + wanted[i + 1:] == came:
+                return f'dimension {i} ({size(wanted[i])}) is missing'
+        if sorted(came) == sorted(wanted):
+            return 'the dimensions are in another order'
+        if len(came) == len(wanted):
+            return ', and '.join(f'dimension {i} is {size(own)}, not {size(right)}' for i, (own, right) in enumerate(
+                zip(came, wanted, strict=True)) if own != right)
+        return f'there are {len(came)} dimensions, not {len(wanted)}'
+
+    def sizes_in(self, text):
+        """What the sizes in an error message stand for."""
+        names = self.names_of_sizes
         if not re.search('size|shape', text):
             return ''
         seen = dict.fromkeys(int(n) for n in re.findall(r'(?<![\w.])\d+(?![\w.]\d)', text) if int(n) in names)
@@ -284,7 +307,7 @@ class Answer:
             array, (size, expected) = self[name], self.expected[name]
             what = f'{name} of shape {size}' + (f' = ({shape})' if shape else '')
             self.require(array.shape == size, what, f'it has shape {array.shape}',
-                         'a dimension too many, too few or in another place')
+                         '' if array.shape == size else self.lab.difference_of(array.shape, size))
             self.require(array.dtype != np.float64, f'{name} in single precision, as encoder_out is',
                          'it is in double precision', 'make the tensors that you fill with the dtype of encoder_out')
             array = array if array.shape == expected.shape else brief(array)

@@ -118,6 +118,18 @@ def test_the_command_prints_mistakes_with_the_checks_that_catch_them(monkeypatch
     assert all(f'| {solution.name} | {solution.about} |' in printed for solution in CORRECT)
 
 
+@pytest.mark.parametrize(('came', 'wanted', 'said'), [
+    ((5, 12, 1), (5, 12), 'dimension 2 (1) is too many'),
+    ((12,), (1, 12), 'dimension 0 (1) is missing'),
+    ((), (5,), 'dimension 0 (5 = batch_size) is missing'),
+    ((12, 5), (5, 12), 'the dimensions are in another order'),
+    ((5, 7), (5, 12), 'dimension 1 is 7 = encoder_dim, not 12 = num_pixels'),
+    ((5, 8, 3), (5,), 'there are 3 dimensions, not 1')])
+def test_two_shapes_in_words(came, wanted, said):
+    lab = checking.Lab(3, checking.in_this_process(None, STORED))
+    assert lab.difference_of(came, wanted) == said
+
+
 def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
     """Python's cached bytecode could not tell them apart."""
     monkeypatch.setattr(sys, 'dont_write_bytecode', False)
