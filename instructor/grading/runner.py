@@ -37,11 +37,12 @@ NOT_DUMPABLE, SUBREAPER = (4, 0), (36, 1)  # of prctl: nobody reads or writes th
 def limit_resources():
     with open('/proc/self/statm') as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
-    for what, value in ((resource.RLIMIT_AS, used + MEMORY), (resource.RLIMIT_CPU, PROCESSOR),
+    for what, value in ((resource.RLIMIT_AS, used + MEMORY),
                         (resource.RLIMIT_FSIZE, FILE_LIMIT), (resource.RLIMIT_NOFILE, 256),
                         (resource.RLIMIT_NPROC, PROCESSES), (resource.RLIMIT_CORE, 0)):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(what, (value, value))
+    resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR + 1))  # SIGXCPU tells it from a lack of memory
 
 
 def child(into, out, lab):
@@ -116,7 +117,7 @@ def answer(work, length, requests, seconds, lab, limit, alone):
     # the length says where it ends: a process that was left behind may hold the pipe open
     while len(read) < 9 or len(read) - 9 < int.from_bytes(read[1:9], 'big'):
         if time.monotonic() > end:
-            reason = f'TimeoutError: no result within {seconds:.0f} seconds: an endless loop?'
+            reason = f'TimeoutError: no result within {seconds:.0f} seconds by the clock: does it wait for something?'
             break
         can_read, can_write, _ = select.select([reply], [request] if left else [], [], 0.5)
         if can_write:
