@@ -109,6 +109,8 @@ class DecoderWithRNN(nn.Module):
 
     x_{-1} = CNN(I);  x_t = W_e S_t for t = 0 ... N-1;  p_{t+1} = softmax(LSTM(x_t))   (eqs. 10 to 12)
 
+    I is the picture. S_t is word t as a vector with a single one, so W_e S_t is the row of the word in ``embedding``.
+
     :param embed_dim: length of a word vector
     :param decoder_dim: length of h and c
     :param vocab_size: number of words
@@ -148,10 +150,9 @@ class DecoderWithRNN(nn.Module):
         :return: h, c after the picture, each (batch_size, decoder_dim)
         """
         # TODO 1: DecoderWithRNN.init_hidden_state
-        #   1. the mean of encoder_out over the pixels         (batch_size, encoder_dim)
-        #   2. through self.init, then self.bn                 (batch_size, embed_dim)   x_{-1} = bn(init(mean))
-        #   3. one LSTM step on it, from zero states: nn.LSTMCell starts from zeros when it gets no states
-        #   4. return h, c                                     2 x (batch_size, decoder_dim)
+        #   1. The first "word" is the picture: x_{-1} = bn(init(mean of its pixels)).    (batch_size, embed_dim)
+        #   2. The LSTM reads it, with zeros as its state before. nn.LSTMCell takes zeros when it is given no state.
+        #   3. Return the state after it: h and c.                                        (batch_size, decoder_dim) each
         ### BEGIN SOLUTION
         image = self.bn(self.init(encoder_out.mean(dim=1)))
         h, c = self.decode_step(image)
@@ -169,9 +170,10 @@ class DecoderWithRNN(nn.Module):
         # TODO 1: DecoderWithRNN.one_step
         # Predict first: for 3 captions and a vocabulary of 10 words, which shape do the predictions have? Does each row
         # sum to 1? (notes/1_one_word_at_a_time.ipynb, section 3)
-        #   1. h, c = self.decode_step(input, (h, c))          2 x (batch_size, decoder_dim)
-        #   2. predictions = fc(dropout(h))                    (batch_size, vocab_size)   no softmax: the loss has it
-        #   3. return predictions, h, c
+        #   1. The LSTM reads the words: h_t, c_t = LSTM(x_t, h_{t-1}, c_{t-1}).     (batch_size, decoder_dim) each
+        #   2. The scores come from the new h: first dropout, then fc. The softmax is in the loss, not here.
+        #                                                                            (batch_size, vocab_size)
+        #   3. Return the scores and the new state.
         ### BEGIN SOLUTION
         h, c = self.decode_step(embeddings, (h, c))
         predictions = self.fc(self.dropout(h))
@@ -191,17 +193,17 @@ class DecoderWithRNN(nn.Module):
         # TODO 2: DecoderWithRNN.forward
         # Predict first: which word is read at t = 0, and which word is scored? How many steps does a caption of
         # length 7 take? (notes/1_one_word_at_a_time.ipynb, section 3)
-        #   1. flatten caption_lengths; sort the batch by caption length, longest first; reorder encoder_out and
-        #      encoded_captions alike, so that at each step the captions still running are the first rows;
-        #      keep sort_ind
-        #   2. decode lengths = caption lengths - 1, as a list: <end> is never read, only predicted
-        #   3. embed all captions at once                      (batch_size, max_caption_length, embed_dim)
-        #   4. h, c = init_hidden_state(encoder_out)
-        #   5. predictions = zeros, on encoder_out's device    (batch_size, max(decode_lengths), vocab_size)
-        #   6. for t = 0 ... max(decode_lengths) - 1:
-        #        n = how many captions have decode length > t; cut h and c to their first n rows
-        #        predictions[:n, t], h, c = one_step(embeddings of word t, h, c)
-        #   7. return predictions, encoded_captions (sorted), decode_lengths, sort_ind
+        #   1. Sort the batch by caption length, longest first: then the captions that still run are the first rows at
+        #      every step. Pictures and captions take the same order. sort_ind holds, for each row of the sorted batch,
+        #      its row before. caption_lengths comes as (batch_size, 1).
+        #   2. A caption takes one step less than it has words, its decode length: <end> is predicted, but never read.
+        #   3. Look up the vectors of all words of all captions.     (batch_size, max_caption_length, embed_dim)
+        #   4. init_hidden_state gives the first state.
+        #   5. At step t the n captions with a decode length above t still run. Their rows alone, of word vectors and
+        #      state, go through one_step, which gives the scores of step t and the state for the next.
+        #   6. A step that a caption does not take has zeros as scores. The tensor of all scores lies on the device of
+        #      encoder_out.                                          (batch_size, max(decode_lengths), vocab_size)
+        #   7. Return what the docstring says.
         ### BEGIN SOLUTION
         caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
         encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
@@ -264,13 +266,13 @@ class Attention(nn.Module):
         # TODO 3: Attention.forward
         # Predict first: what does each row of alpha sum to? What is alpha when all pixels have the same score?
         # (notes/4_mathematics_of_attention.ipynb, sections 1 and 3)
-        #   1. if keys is None: keys = encoder_att(encoder_out)    (batch_size, num_pixels, attention_dim)
-        #   2. query = decoder_att(decoder_hidden)                 (batch_size, attention_dim)
-        #   3. score of each pixel: e = att(relu(keys + query)), the query added to every pixel; drop the
-        #      last dimension of size 1                            (batch_size, num_pixels)
-        #   4. alpha = softmax of e over the pixels                (batch_size, num_pixels)
-        #   5. z = sum over the pixels of alpha * encoder_out      (batch_size, encoder_dim)
-        #   6. return z, alpha
+        #   1. The keys are encoder_att of each pixel; if the caller hands them in, take those.
+        #                                                            (batch_size, num_pixels, attention_dim)
+        #   2. The query is decoder_att of the hidden state.         (batch_size, attention_dim)
+        #   3. A pixel's score e_i comes from its key and the query of its picture, as in the equation above. It is one
+        #      number per pixel.                                     (batch_size, num_pixels)
+        #   4. alpha: the scores of a picture become weights that sum to 1 over its pixels.     (batch_size, num_pixels)
+        #   5. z: the weighted sum of the pixels of each picture.    (batch_size, encoder_dim)
         ### BEGIN SOLUTION
         if keys is None:
             keys = self.encoder_att(encoder_out)
@@ -330,9 +332,8 @@ class DecoderWithAttention(nn.Module):
         :return: h, c, each (batch_size, decoder_dim)
         """
         # TODO 4: DecoderWithAttention.init_hidden_state
-        #   1. the mean of encoder_out over the pixels             (batch_size, encoder_dim)
-        #   2. h = init_h(mean), c = init_c(mean)                  2 x (batch_size, decoder_dim)
-        #   3. return h, c
+        #   h_0 and c_0: two Linear layers, init_h and init_c, each on the mean of the pixels.
+        #                                                            (batch_size, decoder_dim) each
         ### BEGIN SOLUTION
         mean_encoder_out = encoder_out.mean(dim=1)
         return self.init_h(mean_encoder_out), self.init_c(mean_encoder_out)
@@ -353,11 +354,11 @@ class DecoderWithAttention(nn.Module):
         # TODO 4: DecoderWithAttention.one_step
         # Predict first: how long is the vector that the LSTM reads? What does it see of the picture when beta is 0?
         # (notes/4_mathematics_of_attention.ipynb, section 6)
-        #   1. z, alpha = self.attention(encoder_out, h, keys)     z (batch_size, encoder_dim)
-        #   2. gate: beta = sigmoid(f_beta(h)), with the old h     (batch_size, encoder_dim)   sec. 4.2.1
-        #   3. LSTM step on [embeddings; beta * z] from (h, c)     2 x (batch_size, decoder_dim)
-        #   4. predictions = fc(dropout(h)), with the new h        (batch_size, vocab_size)
-        #   5. return predictions, alpha, h, c
+        #   1. The attention looks with the old h. Hand the keys on to it.     z (batch_size, encoder_dim)
+        #   2. The gate: beta = sigmoid(f_beta(h_{t-1})), a number from 0 to 1 for each channel of z (sec. 4.2.1).
+        #   3. h_t, c_t = LSTM([x_t; beta * z], h_{t-1}, c_{t-1}). The LSTM reads one vector for each caption: first the
+        #      word's, then what is seen.           (batch_size, embed_dim + encoder_dim)
+        #   4. The scores come from the new h: first dropout, then fc.         (batch_size, vocab_size)
         ### BEGIN SOLUTION
         z, alpha = self.attention(encoder_out, h, keys)
         beta = torch.sigmoid(self.f_beta(h))
@@ -381,13 +382,10 @@ class DecoderWithAttention(nn.Module):
         # TODO 5: DecoderWithAttention.forward
         # Predict first: which h decides where to look at t = 0? What do the alphas of one word sum to, and what past a
         # caption's end? (notes/4_mathematics_of_attention.ipynb, sections 2 and 7)
-        #   1. to 4. as in TODO 2: sort, decode lengths, embed, first states
-        #   5. predictions = zeros                                 (batch_size, max(decode_lengths), vocab_size)
-        #      alphas = zeros                                      (batch_size, max(decode_lengths), num_pixels)
-        #   6. for t = 0 ... max(decode_lengths) - 1: cut to the n captions still running, one_step,
-        #      keep predictions[:n, t] and alphas[:n, t]
-        #      (faster, not asked for: self.attention.encoder_att(encoder_out) once before the loop, as keys)
-        #   7. return predictions, encoded_captions (sorted), decode_lengths, alphas, sort_ind
+        #   As TODO 2, but one_step looks at the pixels of the captions that still run, and gives their alphas. Keep
+        #   those of every step; they are zero where a caption takes none.
+        #                                                          (batch_size, max(decode_lengths), num_pixels)
+        #   Faster, and not asked for: the keys are the same at every step, so they can be made once, before the loop.
         ### BEGIN SOLUTION
         caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
         encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]

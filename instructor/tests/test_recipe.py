@@ -20,7 +20,7 @@ OLD, NEW = 'f_beta', 'gate'
 # another decoder has a layer of this name; the page and this test tell of it
 STAYS = {'lab/more/bahdanau.py', 'tests/given/test_papers.py', 'instructor/mistakes/todo9.toml', PAGE,
          'instructor/tests/test_recipe.py'}
-STEP, NEW_STEP = '2. gate: beta', '2. the gate opens or shuts: beta'
+STEP, NEW_STEP = '2. The gate: beta', '2. The gate opens or shuts: beta'
 TITLE, NEW_TITLE = 'one gated step"', 'one step through a gate"'
 POINTS, NEW_POINTS = 'test_gate_scales_what_is_seen = 2', 'test_gate_scales_what_is_seen = 5'
 
