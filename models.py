@@ -109,7 +109,8 @@ class DecoderWithRNN(nn.Module):
 
     x_{-1} = CNN(I);  x_t = W_e S_t for t = 0 ... N-1;  p_{t+1} = softmax(LSTM(x_t))   (eqs. 10 to 12)
 
-    I is the picture. S_t is word t as a vector with a single one, so W_e S_t is the row of the word in ``embedding``.
+    I is the picture; it is read one step before step 0. S_t is word t as a vector with a single one, so W_e S_t is the
+    row of the word in ``embedding``. The last layer, ``fc``, is part of what the paper calls LSTM here.
 
     :param embed_dim: length of a word vector
     :param decoder_dim: length of h and c
@@ -145,8 +146,9 @@ class DecoderWithRNN(nn.Module):
         """
         # TODO 1: DecoderWithRNN.init_hidden_state
         #   1. The first "word" is the picture: x_{-1} = bn(init(mean of its pixels)).    (batch_size, embed_dim)
-        #   2. The LSTM reads it, with zeros as its state before. nn.LSTMCell takes zeros when it is given no state.
-        #   3. Return the state after it: h and c.                                        (batch_size, decoder_dim) each
+        #   2. The LSTM reads it from a state of zeros. nn.LSTMCell takes zeros when it is given no state.
+        #   3. Return the state after it, h and c.                                (batch_size, decoder_dim) each
+        # In training self.bn needs at least two captions: one alone has no variance.
         raise NotImplementedError(
             'TODO 1: DecoderWithRNN.init_hidden_state is still to do: follow its steps in models.py')
 
@@ -161,10 +163,11 @@ class DecoderWithRNN(nn.Module):
         # TODO 1: DecoderWithRNN.one_step
         # Predict first: for 3 captions and a vocabulary of 10 words, which shape do the predictions have? Does each row
         # sum to 1? (notes/1_one_word_at_a_time.ipynb, section 3)
-        #   1. The LSTM reads the words: h_t, c_t = LSTM(x_t, h_{t-1}, c_{t-1}).     (batch_size, decoder_dim) each
-        #   2. The scores come from the new h: first dropout, then fc. The softmax is in the loss, not here.
-        #                                                                            (batch_size, vocab_size)
-        #   3. Return the scores and the new state.
+        #   1. The LSTM reads the words: h_t, c_t = LSTM(x_t, h_{t-1}, c_{t-1}). nn.LSTMCell takes the state as one
+        #      pair, h first.                                                (batch_size, decoder_dim) each
+        #   2. The scores come from the new h: first dropout, then fc. The softmax is part of the loss:
+        #      F.cross_entropy takes scores.                                 (batch_size, vocab_size)
+        #   3. Return the scores, h and c.
         raise NotImplementedError(
             'TODO 1: DecoderWithRNN.one_step is still to do: follow its steps in models.py')
 
@@ -182,16 +185,15 @@ class DecoderWithRNN(nn.Module):
         # Predict first: which word is read at t = 0, and which word is scored? How many steps does a caption of
         # length 7 take? (notes/1_one_word_at_a_time.ipynb, section 3)
         #   1. Sort the batch by caption length, longest first: then the captions that still run are the first rows at
-        #      every step. Pictures and captions take the same order. sort_ind holds, for each row of the sorted batch,
-        #      its row before. caption_lengths comes as (batch_size, 1).
+        #      every step. Pictures and captions take the same order. sort_ind[i] is the row that caption i of the
+        #      sorted batch had before. caption_lengths is a column, (batch_size, 1): make it (batch_size,) first.
         #   2. A caption takes one step less than it has words, its decode length: <end> is predicted, but never read.
         #   3. Look up the vectors of all words of all captions.     (batch_size, max_caption_length, embed_dim)
         #   4. init_hidden_state gives the first state.
-        #   5. At step t the n captions with a decode length above t still run. Their rows alone, of word vectors and
-        #      state, go through one_step, which gives the scores of step t and the state for the next.
-        #   6. A step that a caption does not take has zeros as scores. The tensor of all scores lies on the device of
-        #      encoder_out.                                          (batch_size, max(decode_lengths), vocab_size)
-        #   7. Return what the docstring says.
+        #   5. At step t the n captions with a decode length above t still run. Only the first n rows of h, of c and of
+        #      the vectors of word t go through one_step. It gives the scores of step t and the state for step t + 1.
+        #   6. Past a caption's end the scores are zero. The tensor of all scores lies on the device of encoder_out.
+        #                                                            (batch_size, max(decode_lengths), vocab_size)
         raise NotImplementedError(
             'TODO 2: DecoderWithRNN.forward is still to do: follow its steps in models.py')
 
@@ -234,19 +236,20 @@ class Attention(nn.Module):
         :param encoder_out: (batch_size, num_pixels, encoder_dim) the vectors a_i
         :param decoder_hidden: (batch_size, decoder_dim) hidden state h
         :param keys: (batch_size, num_pixels, attention_dim) encoder_att(encoder_out), if the caller has it
-            already: it is the same for every word of a caption. You may leave ``keys`` aside: None works too.
+            already: it is the same for every word of a caption. Optional: you may ignore it and make them each time.
         :return: weighted encoding z (batch_size, encoder_dim), alpha (batch_size, num_pixels)
         """
         # TODO 3: Attention.forward
         # Predict first: what does each row of alpha sum to? What is alpha when all pixels have the same score?
         # (notes/4_mathematics_of_attention.ipynb, sections 1 and 3)
-        #   1. The keys are encoder_att of each pixel; if the caller hands them in, take those.
+        #   1. The keys are encoder_att of each pixel. They do not depend on h, so a caller may hand them in ready-made.
         #                                                            (batch_size, num_pixels, attention_dim)
         #   2. The query is decoder_att of the hidden state.         (batch_size, attention_dim)
-        #   3. A pixel's score e_i comes from its key and the query of its picture, as in the equation above. It is one
-        #      number per pixel.                                     (batch_size, num_pixels)
+        #   3. A pixel's score e_i comes from its key and the query of its picture, as in the equation of the class.
+        #      (att is the w of note 4.) It is one number per pixel. (batch_size, num_pixels)
         #   4. alpha: the scores of a picture become weights that sum to 1 over its pixels.     (batch_size, num_pixels)
         #   5. z: the weighted sum of the pixels of each picture.    (batch_size, encoder_dim)
+        #   6. Return z and alpha.
         raise NotImplementedError(
             'TODO 3: Attention.forward is still to do: follow its steps in models.py')
 
@@ -311,11 +314,11 @@ class DecoderWithAttention(nn.Module):
         # TODO 4: DecoderWithAttention.one_step
         # Predict first: how long is the vector that the LSTM reads? What does it see of the picture when beta is 0?
         # (notes/4_mathematics_of_attention.ipynb, section 6)
-        #   1. The attention looks with the old h. Hand the keys on to it.     z (batch_size, encoder_dim)
+        #   1. The attention looks with the old h. If you use keys, hand them on. z (batch_size, encoder_dim)
         #   2. The gate: beta = sigmoid(f_beta(h_{t-1})), a number from 0 to 1 for each channel of z (sec. 4.2.1).
-        #   3. h_t, c_t = LSTM([x_t; beta * z], h_{t-1}, c_{t-1}). The LSTM reads one vector for each caption: first the
-        #      word's, then what is seen.           (batch_size, embed_dim + encoder_dim)
+        #   3. h_t, c_t = LSTM([x_t; beta * z], h_{t-1}, c_{t-1}). [a; b] is b behind a, in one vector per caption.
         #   4. The scores come from the new h: first dropout, then fc.         (batch_size, vocab_size)
+        #   5. Return the scores, alpha, h and c.
         raise NotImplementedError(
             'TODO 4: DecoderWithAttention.one_step is still to do: follow its steps in models.py')
 
@@ -334,8 +337,9 @@ class DecoderWithAttention(nn.Module):
         # TODO 5: DecoderWithAttention.forward
         # Predict first: which h decides where to look at t = 0? What do the alphas of one word sum to, and what past a
         # caption's end? (notes/4_mathematics_of_attention.ipynb, sections 2 and 7)
-        #   As TODO 2, but one_step looks at the pixels of the captions that still run, and gives their alphas. Keep
-        #   those of every step; they are zero where a caption takes none.
+        #   As TODO 2, with two differences:
+        #   1. one_step also gets the pixels. Cut encoder_out to the same n rows before you hand it over.
+        #   2. Store the alphas of every step. Past a caption's end they stay zero.
         #                                                          (batch_size, max(decode_lengths), num_pixels)
         #   Faster, and not asked for: the keys are the same at every step, so they can be made once, before the loop.
         raise NotImplementedError(
