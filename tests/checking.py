@@ -279,9 +279,14 @@ class Answer:
 
     def stopped(self, call):
         error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all') else ''
-        line = f" (models.py, line {error['line']}: {error.get('code', '')})" if error.get('line') else ''
-        self.wrong(f'that it runs{which}', f"it stops with {error['error']}{line}{self.lab.sizes_in(error['error'])}",
-                   'look at that line' if line else '')
+        line, where, cause = error.get('line'), '', ''
+        if line:
+            # an earlier method may stop at what this one hands over
+            own = next((own for name, own in reversed(error['called']) if name == self.method), line)
+            cause = 'look at that line' if own == line else f'what line {own} hands over'
+            where = f" ({error['file']}, line {line}{f', from line {own}' * (own != line)}: {error.get('code', '')})"
+        self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.sizes_in(error['error'])}",
+                   cause)
 
     def wrong(self, expected, came, cause, slow=False):
         """Fail, with everything in the first line."""

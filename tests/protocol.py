@@ -368,14 +368,17 @@ class Devices(torch.overrides.TorchFunctionMode):
 
 
 def describe(error, models=None):
-    """An exception as plain values: its text, and the line of ``models.py`` that it came from."""
+    """An exception as plain values: its text, and the lines of ``models.py`` that it came through."""
     file = getattr(models, '__file__', None)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    called = [[frame.f_code.co_qualname[:100], line] for frame, line in traceback.walk_tb(error.__traceback__)
+              if frame.f_code.co_filename == file][-9:]
+    lines = [line for _, line in called]
     text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
     text = f'{type(error).__name__}: {text[0] if text else ""}'[:500]
     described = {'error': text, 'line': lines[-1] if lines else None}
     if lines:
-        described['code'] = linecache.getline(file, lines[-1]).strip()[:100]
+        described |= {'code': linecache.getline(file, lines[-1]).strip()[:100], 'called': called,
+                      'file': os.path.basename(file)}
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
         described['todo'] = str(error)[:300]
     return described
@@ -418,6 +421,7 @@ def unpack(data):
         arrays[str(name)], place = array.reshape(shape), place + array.nbytes
     if place != len(data):
         raise ValueError('a reply of another length than it says')
-    errors = {str(name): {key: error.get(key) for key in ('error', 'line', 'code', 'todo') if key in error}
+    errors = {str(name): {key: error.get(key) for key in ('error', 'line', 'code', 'called', 'file', 'todo')
+                            if key in error}
               for name, error in header['errors'].items()}
     return {'arrays': arrays, 'errors': errors}
