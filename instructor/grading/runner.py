@@ -210,7 +210,9 @@ def main():
     sys.path[:0] = [folder, os.path.dirname(os.path.abspath(__file__))]
     import protocol
     protocol.torch.set_num_threads(1)
-    import lab.data.encoders  # noqa: F401  what models.py needs, once for all
+    import torchvision  # noqa: F401  what a models.py may need, once for all
+
+    import lab.data.encoders  # noqa: F401
     limit = protocol.HEADER + protocol.PAYLOAD + 4
 
     gc.freeze()

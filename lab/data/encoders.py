@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -107,6 +106,8 @@ def _name(encoder):
 
 
 def _torchvision(name, weights):
+    import torchvision  # this takes two seconds, and the checks of the TODOs do without it
+
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise ValueError(f'unknown encoder {name!r}: take a torchvision model (resnet101, vgg16, ...), '
                          "'efficientnet_lite0' or 'shapes_cnn'")
@@ -126,7 +127,7 @@ def _as_stages(model):
     for part in ('features', 'stages', 'layers'):
         if isinstance(getattr(model, part, None), nn.Sequential):
             stages = getattr(model, part)
-            return nn.Sequential(*stages, nn.ReLU()) if isinstance(model, torchvision.models.DenseNet) else stages
+            return nn.Sequential(*stages, nn.ReLU()) if type(model).__name__ == 'DenseNet' else stages
     children = list(model.children())
     while len(children) > 1 and isinstance(children[-1], (nn.AdaptiveAvgPool2d, nn.Dropout, nn.Linear)):
         children.pop()
