@@ -124,7 +124,7 @@ class FreshBonus(Fresh):
         for kind, (file, name, options) in bonus_requests.KINDS.items():
             if name:
                 made = bonus_requests.sizes(self.inputs, kind) | options
-                module = getattr(bonus_protocol.Asked(files[file]), name)(**made)
+                module = getattr(bonus_protocol.WithAdapters(files[file]), name)(**made)
                 shapes[kind] = {key: list(shape) for key, shape in protocol.shapes(module).items() if shape}
         return inputs.Layers({}, shapes)
 

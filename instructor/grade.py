@@ -50,16 +50,10 @@ def draw_inputs(seed):
     while True:
         given = draw_once(rng, public)
         order = sorted(range(given.batch), key=lambda i: -given.lengths[i])
+        sizes = given.named_sizes()
         # an order that is its own inverse would hide one that is taken for the other
-        if [order[i] for i in order] != list(range(given.batch)) and len(set(sizes_of(given))) == len(sizes_of(given)):
+        if [order[i] for i in order] != list(range(given.batch)) and len(set(sizes.values())) == len(sizes):
             return given
-
-
-def sizes_of(given):
-    """All sizes that a tensor can have: ``Layers.equal`` goes by them, and messages name them."""
-    return [given.batch, given.num_pixels, max(given.lengths) - 1, given.encoder_dim, given.embed_dim,
-            given.decoder_dim, given.attention_dim, given.vocab_size, given.embed_dim + given.encoder_dim,
-            4 * given.decoder_dim]
 
 
 def draw_once(rng, public):

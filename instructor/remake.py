@@ -16,13 +16,14 @@ from instructor.expected import WrongReference, differences, files
 from instructor.handout import NAME, HandoutError, build, prove_nothing_is_given_away
 from utils import atomic_path
 
-TESTS = 'instructor/tests/test_reference.py'  # the equations once more: the checks compare with the reference itself
+# the equations once more: the checks compare with the reference itself
+TESTS = 'instructor/tests/test_reference.py', 'tests/given/test_papers.py'
 HANDOUT = ROOT / 'build' / 'handout'
 
 
 def prove_the_reference():
     """:raises WrongReference: one of its own tests fails; the message names the first"""
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', TESTS], cwd=ROOT,
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', *TESTS], cwd=ROOT,
                           env={**os.environ, 'COLUMNS': '500'}, capture_output=True, text=True)
     if done.returncode:
         failed = re.search(r'^(?:FAILED|ERROR) (.*)', done.stdout, re.M)

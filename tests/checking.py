@@ -21,7 +21,7 @@ import pytest
 from inputs import Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
-MOST = 10_000  # entries of an array of which no shape is expected
+MOST = 10_000  # entries that are kept of an array whose shape is not the expected one
 TOLERANCE = 1e-4  # of an array's largest number; single precision errs by less than a tenth of it
 OF_GRADIENTS = 1e-3
 SLOWEST = 5  # times the yardstick; right solutions take 1 to 2.5, a loop over captions or pixels 7 and more
@@ -29,7 +29,7 @@ STEPS = {'plain': 16 * 21, 'attention': 200, 'attentive': 8 * 21 * 2}  # of the 
 # TODO -> what stands in for earlier ones, those, and a request that tells whether it does without them
 EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'attentive_step'),
            5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
-RANDOM = ('_half', '_masked', '_words')  # requests of which numbers come out that are drawn
+RANDOM = ('_half', '_masked', '_words')  # requests whose replies hold random numbers
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
 
@@ -168,7 +168,7 @@ class Subject:
 
 
 def shortened(reply, expected):
-    """Arrays that are large and of another shape than expected are cut: no message needs so many numbers."""
+    """Large arrays of another shape than expected, cut to ``MOST`` entries: else a message could hold millions."""
     arrays = {name: array if array.size <= MOST or name in expected and array.shape == expected[name][0]
               else array.ravel()[:MOST] for name, array in reply['arrays'].items()}
     return {**reply, 'arrays': arrays}
@@ -196,6 +196,7 @@ class Lab:
 
     def __init__(self, todo, subject):
         self.todo, self.subject, self.inputs = todo, subject, subject.inputs
+        self.names_of_sizes = {size: name for name, size in self.inputs.named_sizes().items()}
 
     def __call__(self, name, method, stubs=None):
         """Ask; stop here if the TODO is open, or if the first call ends in an error.
@@ -214,19 +215,12 @@ class Lab:
                 answer.stopped(call)
         return answer
 
-    @property
-    def names_of_sizes(self):
-        """Each dimension has a size of its own."""
-        i = self.inputs
-        return {i.batch: 'batch_size', i.num_pixels: 'num_pixels', i.encoder_dim: 'encoder_dim',
-                i.embed_dim: 'embed_dim', i.decoder_dim: 'decoder_dim', i.attention_dim: 'attention_dim',
-                i.vocab_size: 'vocab_size', i.embed_dim + i.encoder_dim: 'embed_dim + encoder_dim',
-                4 * i.decoder_dim: '4 * decoder_dim, the gates of the LSTM', max(i.lengths) - 1: 'max(decode_lengths)'}
-
     def difference_of(self, came, wanted):
         """Two shapes, in words: which dimension is too many, missing, or of another size."""
+        names = self.names_of_sizes
+
         def size(n):
-            return f'{n} = {self.names_of_sizes[n]}' if n in self.names_of_sizes else f'{n}'
+            return f'{n} = {names[n]}' if n in names else f'{n}'
 
         for i in range(len(came)):
             if came[:i] + came[i + 1:] == wanted:

@@ -36,11 +36,16 @@ def check_layers(lab, kind):
                     cause='the layer is of another kind' if what == 'layers' else
                     'where all sizes are equal, two layers share their weights')
     if kind != 'attention':
-        kept = answer['dropout'][answer['dropout'] != 0]
-        share = 1 - 1 / kept.mean() if kept.size else 1.0
-        answer.require(abs(share - DROPOUT) < 1e-4 and abs((answer['dropout'] == 0).mean() - DROPOUT) < 0.1,
-                       f'self.dropout = nn.Dropout with probability {DROPOUT}', f'its probability is {share:.3g}',
-                       'hand the parameter dropout on to nn.Dropout')
+        check_probability(answer)
+
+
+def check_probability(answer):
+    """``self.dropout`` drops the share of ones that its probability says."""
+    kept = answer['dropout'][answer['dropout'] != 0]
+    share = 1 - 1 / kept.mean() if kept.size else 1.0
+    answer.require(abs(share - DROPOUT) < 1e-4 and abs((answer['dropout'] == 0).mean() - DROPOUT) < 0.1,
+                   f'self.dropout = nn.Dropout with probability {DROPOUT}', f'its probability is {share:.3g}',
+                   'hand the parameter dropout on to nn.Dropout')
 
 
 def check_dropout(lab, kind):

@@ -57,6 +57,14 @@ class Inputs:
     def num_pixels(self):
         return self.height * self.width
 
+    def named_sizes(self):
+        """Name -> size, of all that a dimension can be; all are different."""
+        return {'batch_size': self.batch, 'num_pixels': self.num_pixels, 'max(decode_lengths)': max(self.lengths) - 1,
+                'encoder_dim': self.encoder_dim, 'embed_dim': self.embed_dim, 'decoder_dim': self.decoder_dim,
+                'attention_dim': self.attention_dim, 'vocab_size': self.vocab_size,
+                'embed_dim + encoder_dim': self.embed_dim + self.encoder_dim,
+                '4 * decoder_dim, the gates of the LSTM': 4 * self.decoder_dim}
+
     def wave(self, *shape, shift=0.0):
         return wave(*shape, shift=shift + self.shift)
 

@@ -93,10 +93,10 @@ def answer(work, length, requests, seconds, lab, limit, alone):
 
     It gets the request when it has loaded models.py, and this process reads it then: nothing can be known before.
 
-    :param alone: from then on it can start no process and no thread, and what it has started is ended: for its time
-
     :param work: what the child does
     :param requests: the file from which to read ``length`` bytes
+    :param alone: from then on it can start no process and no thread, and processes that it has started are ended, so
+        that all of its time is counted
     :return: the reply's bytes, or a sentence on why there is none; seconds of a processor that it and what it started
         took from then on, whatever else runs
     """
@@ -210,6 +210,7 @@ def main():
     sys.path[:0] = [folder, os.path.dirname(os.path.abspath(__file__))]
     import protocol
     protocol.torch.set_num_threads(1)
+    protocol.torch.set_num_threads = lambda number: None  # while it is timed, more threads would end a submission
     import torchvision  # noqa: F401  what a models.py may need, once for all
 
     import lab.data.encoders  # noqa: F401

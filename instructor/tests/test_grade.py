@@ -20,17 +20,7 @@ import pytest
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from instructor.expected import Fresh, checking, inputs, load, protocol
-from instructor.grade import (
-    draw_inputs,
-    grade_all,
-    gradescope,
-    page,
-    printable,
-    sizes_of,
-    table,
-    unique_names,
-    zero,
-)
+from instructor.grade import draw_inputs, grade_all, gradescope, page, printable, table, unique_names, zero
 from instructor.grading import evidence, limited, sandbox
 from instructor.grading.submissions import SubmissionError, read_submission
 from instructor.mistakes import correct_solutions, mistakes
@@ -339,7 +329,7 @@ def test_hidden_inputs_have_sizes_of_their_own():
     public = vars(inputs.Inputs())
     for seed in range(200):
         hidden = draw_inputs(seed)
-        sizes = sizes_of(hidden)
+        sizes = hidden.named_sizes().values()
         assert len(set(sizes)) == len(sizes) == 10 and hidden.num_pixels != inputs.Inputs().num_pixels
         for name in ('batch', 'encoder_dim', 'embed_dim', 'decoder_dim', 'attention_dim', 'vocab_size', 'shift'):
             assert getattr(hidden, name) != public[name]

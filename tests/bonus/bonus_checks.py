@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 from bonus_requests import KINDS
-from checks import check_gradients, check_not_seeded
-from inputs import DROPOUT
+from checks import check_gradients, check_not_seeded, check_probability
 
 OTHER_CALLS = {  # what is different in them -> the likely cause if only these are wrong
     ' once more': 'a call changes what it is given in place (add_(), +=), or leaves something behind for the next one',
@@ -60,10 +59,7 @@ def check_layers(lab, kind):
                        'in and out exchanged, bias=False missing or out of place, or another name')
     answer = lab(f'{kind}_layers', where)
     answer.same(*(name for name in answer.expected if name != 'dropout'), cause='the layer is of another kind')
-    kept = answer['dropout'][answer['dropout'] != 0]
-    share = 1 - 1 / kept.mean() if kept.size else 1.0
-    answer.require(abs(share - DROPOUT) < 1e-4, f'self.dropout = nn.Dropout with probability {DROPOUT}',
-                   f'its probability is {share:.3g}', 'hand the parameter dropout on to nn.Dropout')
+    check_probability(answer)
 
 
 def check_dropout(lab, kind, method):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 
-class Asked:
-    """A file of ``lab/more``, as ``protocol.answer`` takes a ``models.py``.
+class WithAdapters:
+    """A file of ``lab/more`` as ``protocol.answer`` takes a ``models.py``, and the two classes below made of it.
 
     :param module: the loaded file
     """
@@ -28,7 +28,7 @@ class Asked:
 def answer(request, module):
     """As ``protocol.answer``."""
     protocol.torch.set_num_threads(1)
-    return protocol.answer(request, Asked(module), contextlib.nullcontext)
+    return protocol.answer(request, WithAdapters(module), contextlib.nullcontext)
 
 
 class StubDecoder(nn.Module):
@@ -43,11 +43,15 @@ class StubDecoder(nn.Module):
         self.shift, self.attend = shift, attend
 
     def start(self, encoder_out):
+        """
+        :return: two states, each (batch_size, 3 to 6); memory, if it attends: (batch_size, num_pixels, 2 or 3)
+        """
         widths = [3, 4] if self.shift == 0 else [5, 6]
         state = protocol.mixed(sum(widths), encoder_out + self.shift).split(widths, dim=1)
         return state, (encoder_out[..., :2 + self.shift],) * self.attend
 
     def step(self, words, state, memory):
+        """:return: scores (batch_size, 11), new state, alpha (batch_size, num_pixels) or None"""
         given = words.unsqueeze(1) + self.shift, *state, *memory
         widths = [11, *(part.shape[1] for part in state), *(part.shape[1] for part in memory)]
         scores, *others = protocol.mixed(sum(widths), *given).split(widths, dim=1)
@@ -84,7 +88,7 @@ class WordVectors(nn.Module):
         nn.init.constant_(self.embedding.weight, 0.5)
 
     def load(self, text):
-        """:return: words found, -1 if the file was refused; all rows"""
+        """:return: words found, -1 if the file was refused; all rows (5, 3)"""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / 'vectors.txt'
             path.write_text(text, encoding='utf-8')

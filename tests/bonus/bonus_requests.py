@@ -41,9 +41,9 @@ def build(name, inputs, layers, stubs=()):
     """As ``inputs.build``; ``layers`` has the shapes of all weights. Nothing stands in for another TODO."""
     kind, _, what = name.partition('_')
     file, made, options = KINDS[kind]
-    asked = REQUESTS[what](inputs, kind)
-    return {'file': file, 'make': made, 'sizes': sizes(inputs, kind, asked.pop('dropout', 1.0)) | options,
-            'weights': inputs.weights({name: shape for name, shape in layers.shapes.get(kind, {}).items()}), **asked}
+    own = REQUESTS[what](inputs, kind)
+    return {'file': file, 'make': made, 'sizes': sizes(inputs, kind, own.pop('dropout', 1.0)) | options,
+            'weights': inputs.weights(layers.shapes.get(kind, {})), **own}
 
 
 def sizes(inputs, kind, dropout=0.0):
@@ -54,7 +54,11 @@ def sizes(inputs, kind, dropout=0.0):
     return inputs.sizes('plain' if kind in CELL else 'attentive', dropout)
 
 
-def asked(tensors, calls, **others):
+def parts(tensors, calls, **others):
+    """What is a request's own; ``build`` adds the rest.
+
+    :param others: ``replace``, as of ``protocol.answer``; ``dropout``, a probability (1 if it is not given)
+    """
     return {'tensors': tensors, 'calls': calls, **others}
 
 
@@ -74,7 +78,7 @@ def in_every_way(tensors, method, args, outputs, more=()):
 
 
 def ask_shapes(inputs, kind):
-    return asked({}, [], dropout=of_the_lab.DROPOUT)
+    return parts({}, [], dropout=of_the_lab.DROPOUT)
 
 
 def ask_layers(inputs, kind):
@@ -89,7 +93,7 @@ def ask_layers(inputs, kind):
         lstm = name == 'decode_step'
         calls.append(call('', name, [f'into {name}', *[STATE] * lstm],
                           ['h of decode_step', 'm of decode_step'] if lstm else [name], mode='eval'))
-    return asked(tensors, [*calls, call('', 'dropout', ['into dropout'], ['dropout'], mode='train')],
+    return parts(tensors, [*calls, call('', 'dropout', ['into dropout'], ['dropout'], mode='train')],
                  dropout=of_the_lab.DROPOUT)
 
 
@@ -100,7 +104,7 @@ def pictures(inputs):
 
 def ask_look(inputs, kind):
     tensors, outputs = pictures(inputs), ['V', 'keys', 'v_g']
-    return asked(tensors, in_every_way(tensors, 'look', ['encoder_out'], outputs, [
+    return parts(tensors, in_every_way(tensors, 'look', ['encoder_out'], outputs, [
         call(' with more cells', 'look', ['more cells'], outputs)]))
 
 
@@ -121,7 +125,7 @@ def with_steps(inputs, method, names, outputs, tensors):
     """Of one step, and of three at once."""
     tensors |= {f'{name} of 3 steps': array for name, array in at_each_step(inputs, 3).items()}
     at_once = [f'{name} of 3 steps' if f'{name} of 3 steps' in tensors else name for name in names]
-    return asked(tensors, in_every_way(tensors, method, names, outputs, [
+    return parts(tensors, in_every_way(tensors, method, names, outputs, [
         call(', 3 steps at once', method, at_once, outputs)]))
 
 
@@ -155,7 +159,7 @@ def ask_step(inputs, kind):
     """Around the attention, in whose place a stub stands."""
     tensors, outputs, replace = of_a_step(inputs, kind)
     more = [call(' without a state', 'one_step', ['embeddings'], outputs)] if kind in CELL else []
-    return asked(tensors, in_every_way(tensors, 'one_step', list(tensors), outputs, more), replace=replace, dropout=0.0)
+    return parts(tensors, in_every_way(tensors, 'one_step', list(tensors), outputs, more), replace=replace, dropout=0.0)
 
 
 def before_the_words(inputs, kind):
@@ -169,13 +173,13 @@ def before_the_words(inputs, kind):
 
 def ask_scores(inputs, kind):
     tensors, usual, replace = before_the_words(inputs, kind)
-    return asked(tensors, in_every_way(tensors, *usual), replace=replace, dropout=0.0)
+    return parts(tensors, in_every_way(tensors, *usual), replace=replace, dropout=0.0)
 
 
 def ask_dropout(inputs, kind):
     """Everything is dropped."""
     tensors, usual, replace = before_the_words(inputs, kind)
-    return asked(tensors, [call('', *usual, mode='eval'), call(' in training', *usual, mode='train'),
+    return parts(tensors, [call('', *usual, mode='eval'), call(' in training', *usual, mode='train'),
                            call(' in training once more', *usual)], replace=replace)
 
 
@@ -184,14 +188,14 @@ def ask_masked(inputs, kind):
     tensors, usual, replace = before_the_words(inputs, kind)
     weights = {'fc.weight': np.eye(inputs.vocab_size, inputs.decoder_dim, dtype=np.float32),
                'fc.bias': np.zeros(inputs.vocab_size, dtype=np.float32)}
-    return asked(tensors, [call('', *usual, mode='eval', weights=weights), call(' in training', *usual, mode='train'),
+    return parts(tensors, [call('', *usual, mode='eval', weights=weights), call(' in training', *usual, mode='train'),
                            call(' in training once more', *usual)], replace=replace, dropout=0.5)
 
 
 def ask_start(inputs, kind):
     tensors = pictures(inputs)
     outputs = ['h', 'c', 'pixels', 'keys']
-    return asked(tensors, in_every_way(tensors, 'start', ['a grid'], outputs, [
+    return parts(tensors, in_every_way(tensors, 'start', ['a grid'], outputs, [
         call(' with pixels in a row', 'start', ['encoder_out'], outputs),
         call(' with more cells', 'start', ['more cells'], outputs)]))
 
@@ -200,14 +204,14 @@ def ask_attention(inputs, kind):
     tensors, calls = of_the_lab.ask_attention(inputs, kind, {})
     layer, outputs = 'U' if kind == 'additive' else 'key', ['context', 'alpha']
     calls = [{**one, 'outputs': outputs, 'keys': [layer, 'encoder_out'] if 'keys' in one else None} for one in calls]
-    return asked({**tensors, 'keys': of_the_picture(inputs)['keys']}, [*calls, call(
+    return parts({**tensors, 'keys': of_the_picture(inputs)['keys']}, [*calls, call(
         ' with other keys', 'forward', ['encoder_out', 'h', 'keys'], outputs, mode='eval')])
 
 
 def of_a_decoder(tensors, calls, kind, dropout):
     """Requests of the lab's decoders: ``forward`` gives packed predictions here."""
     outputs = ['predictions', 'sizes', *FORWARD['plain' if kind in CELL else 'attentive'][1:]]
-    return asked(tensors, [{**{key: value for key, value in one.items() if key != 'devices'},
+    return parts(tensors, [{**{key: value for key, value in one.items() if key != 'devices'},
                             'outputs': outputs if one['method'] == 'forward' else one['outputs']} for one in calls],
                  dropout=dropout)
 
@@ -229,7 +233,7 @@ def ask_words(inputs, kind):
     """Every other row has other scores and another true word."""
     scores = np.log(np.maximum(SHARES, 1e-30)).astype(np.float32)[WORDS_FED - 3]
     tensors = {'true words': WORDS_FED, 'scores': scores, 'never': 0.0, 'a quarter': 0.25, 'always': 1.0}
-    return asked(tensors, [call(f', teacher_forcing={share}', 'true_or_own', ['true words', 'scores', name], ['words'])
+    return parts(tensors, [call(f', teacher_forcing={share}', 'true_or_own', ['true words', 'scores', name], ['words'])
                            for name, share in list(tensors.items())[2:]])
 
 
@@ -243,7 +247,7 @@ def ask_loss(inputs, kind):
     for baseline, of in (('greedy', ''), ('none', ', baseline of the others')):
         loss = 'surrogate_loss', ['log_p', 'reward', baseline, 'weights'], ['loss']
         calls += [call(of, *loss, gradient=['log_p']), call(of, *loss), call(f'{of} once more', *loss)]
-    return asked(tensors, calls)
+    return parts(tensors, calls)
 
 
 def ask_ensemble(inputs, kind):
@@ -254,7 +258,7 @@ def ask_ensemble(inputs, kind):
         3 * inputs.batch).reshape(inputs.batch, 3) % 11, **states, **memory}
     outputs = ['scores', *(f'new {name}' for name in states), *['alpha'] * all(attend)]
     step = 'step', ['words', list(states), list(memory)], outputs
-    return asked(tensors, [call('', *step), call(' once more', *step), call(
+    return parts(tensors, [call('', *step), call(' once more', *step), call(
         ' word by word', 'word by word', ['encoder_out', 'captions'], ['scores'])])
 
 
@@ -265,7 +269,7 @@ FILES = {
 
 
 def ask_load(inputs, kind):
-    return asked({'file' + of: text for of, text in FILES.items()}, [
+    return parts({'file' + of: text for of, text in FILES.items()}, [
         call(of, 'load', ['file' + of], ['words found', 'rows']) for of in FILES])
 
 
