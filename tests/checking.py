@@ -285,8 +285,8 @@ class Answer:
     def wrong(self, expected, came, cause, slow=False):
         """Fail, with everything in the first line."""
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply, slow)
-        if known:  # the same error can come from elsewhere, the same numbers hardly
-            cause = ('Likely cause: ' if self.errors else 'Known mistake: ') + '; or: '.join(known)
+        if known:  # the same error, and the time, can come from elsewhere, the same numbers hardly
+            cause = ('Likely cause: ' if self.errors or slow else 'Known mistake: ') + '; or: '.join(known)
         elif cause:
             cause = f'Likely cause: {cause}'
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'
