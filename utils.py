@@ -1,9 +1,10 @@
-"""Small helpers shared by every step: atomic files, JSON, seeds, eval mode, packed scores, averages, top-k accuracy."""
+"""Small helpers shared by every step: atomic files, JSON, sentences, seeds, eval mode, packed scores, averages."""
 
 import errno
 import json
 import os
 import random
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +49,11 @@ def read_json(path, advice):
         return json.loads(Path(path).read_text(encoding='utf-8'))
     except ValueError as error:
         raise ValueError(f'{path} is empty, cut or damaged: {advice}') from error
+
+
+def sentence(words):
+    """Words as people write them: with spaces between them, but none beside a Chinese character."""
+    return re.sub(r' (?=[\u3000-\u9fff\uff00-\uffef])|(?<=[\u3000-\u9fff\uff00-\uffef]) ', '', ' '.join(words))
 
 
 def seed_everything(seed):
