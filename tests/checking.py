@@ -272,7 +272,7 @@ class Answer:
         return array
 
     def stopped(self, call):
-        error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all') else ''
+        error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all', '0') else ''
         line, where, cause = error.get('line'), '', ''
         if line:
             # an earlier method may stop at what this one hands over
