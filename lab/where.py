@@ -47,16 +47,14 @@ def missing_packages(*extras):
 
 
 def install_missing():
-    """Install what is missing on Colab, Kaggle or ModelWhale; what is there stays as it is. Elsewhere only say it.
+    """Install what is missing on Colab, Kaggle or ModelWhale; what is there stays as it is. Elsewhere do nothing.
 
     :raises RuntimeError: pip failed, or this Python is too old
     """
     place = service()
-    missing = missing_packages('photos') if place else missing_packages()
-    if missing and not place:
-        print(f'{sys.executable} lacks {", ".join(missing)}: choose the kernel of your environment, or there run '
-              '`pip install -r requirements.txt` (on a cluster: on the login node, which has internet)')
-    elif missing:
+    if place is None:
+        return
+    if missing := missing_packages('photos'):
         print(f'{place}: installing {", ".join(missing)}')
         if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', *missing]).returncode:
             raise RuntimeError('pip could not install them; on Kaggle, see whether Internet is on in the settings')
