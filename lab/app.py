@@ -49,14 +49,15 @@ def describe(content, models, beam_size=3, file='this file'):
 def attention_maps(picture, found):
     """
     :param found: of :func:`describe`, for one model
-    :return: per word the picture, lit where the decoder looked, and its title; an empty list without attention
+    :return: per word the picture, lit where the decoder looked, (H, W, 3) uint8, and its title: the word and the
+        greatest weight in percent; an empty list without attention
     """
     if found['alphas'] is None:
         return []
     figure = plot_attention(picture, found['caption'], found['alphas'])
     plt.close(figure)  # it is not drawn: only its maps are wanted
-    maps = figure.axes[1:len(found['caption']) + 1]
-    return [(np.asarray(axes.images[0].get_array()), axes.get_title()) for axes in maps]
+    return [(np.asarray(axes.images[0].get_array()), f'{word} {alpha.max():.0%}')
+            for axes, word, alpha in zip(figure.axes[1:], found['caption'], found['alphas'], strict=False)]
 
 
 def figure_html(pixels, title, side):

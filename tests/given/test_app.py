@@ -74,7 +74,7 @@ def test_the_maps_lie_over_the_picture():
     picture = np.full((320, 240, 3), 200, np.uint8)
     alphas = torch.tensor([[[0, 0], [1, 0]], [[0, .6], [.4, 0]]])
     (first, title), (second, _) = app.attention_maps(picture, dict(caption=['a', 'star'], alphas=alphas))
-    assert title == 'a  100%' and first.shape == picture.shape
+    assert title == 'a 100%' and first.shape == picture.shape
     assert (first[300, 20] == 200).all() and (first[20, 20] == 50).all() and (first[300, 220] == 50).all()
     assert (second[20, 220] == 200).all() and 100 < second[300, 20, 0] < 200
     assert app.attention_maps(picture, dict(caption=['a'], alphas=None)) == []
@@ -122,7 +122,7 @@ def test_the_caption_comes_word_by_word_with_its_maps(models, phone_photo):
         number.value = shown
         for column, one in zip((plain, attention), found.values(), strict=True):
             assert f'>{" ".join(one["caption"][:shown])}<' in said(column)
-        titles = re.findall('<figcaption>(.*?)  ', said(attention))
+        titles = re.findall('<figcaption>(.*?) ', said(attention))
         assert titles == found['Attention']['caption'][:shown]
         assert '<figure' not in said(plain)
 
