@@ -94,6 +94,12 @@ class SpokenCaption(VBox):
         self.shown.children = self.maps[:number]
 
 
+def chosen_file(upload):
+    """:return: name and bytes; ipywidgets 7, which Colab has, keeps them in another form"""
+    file, = upload.value.values() if isinstance(upload.value, dict) else upload.value
+    return file.get('metadata', file)['name'], bytes(file['content'])
+
+
 def form(models):
     """The form: a picture, models and beam size to choose; below, a column for each model that is chosen.
 
@@ -107,6 +113,7 @@ def form(models):
     play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='word')
     message, picture = HTML('A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
     columns = Box(layout=Layout(flex='1 1 300px', flex_flow='row wrap'))
+    playing = 'playing' if play.has_trait('playing') else '_playing'  # in ipywidgets 7
     jslink((play, 'value'), (number, 'value'))
 
     def show(_):
@@ -116,23 +123,24 @@ def form(models):
     def caption(_):
         if not upload.value:
             return
-        play.playing, columns.children, picture.value = False, (), ''
-        file, = upload.value
-        message.value = html.escape(f"The models look at {file['name']} ...")
-        ticked = {name: models[name] for name, box in chosen.items() if box.value}
+        play.set_trait(playing, False)
+        columns.children, picture.value = (), ''
+        name, content = chosen_file(upload)
+        message.value = html.escape(f'The models look at {name} ...')
+        ticked = {key: models[key] for key, box in chosen.items() if box.value}
         try:
-            pixels, found = describe(bytes(file['content']), ticked, beam_size.value, file['name'])
+            pixels, found = describe(content, ticked, beam_size.value, name)
         except ImageFileError as error:
             message.value = html.escape(str(error))
             return
         except Exception as error:  # of a TODO, say; raised in a form, nobody would see it
             message.value = html.escape(f'{type(error).__name__}: {error}')
             return
-        message.value, picture.value = '', figure_html(pixels, file['name'], 240)
-        columns.children = [SpokenCaption(label(name), pixels, captioned) for name, captioned in found.items()]
+        message.value, picture.value = '', figure_html(pixels, name, 240)
+        columns.children = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
         number.max = play.max = max((len(column.words) for column in columns.children), default=0)
         number.value = play.value = 0
-        play.playing = True
+        play.set_trait(playing, True)
 
     number.observe(show, 'value')
     for widget in (upload, beam_size, *chosen.values()):
