@@ -1,5 +1,6 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs, in minutes.
 # make test-all: the slow tests too, before a release.
+# make app: a page that captions pictures of your own, with the models in runs/shapes, or else with those of the demo.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
 # For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
@@ -8,10 +9,15 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-all compare bench handout bonus gradescope remake clean
+.PHONY: demo app test test-all compare bench handout bonus gradescope remake clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
+
+# in the folder with the models.py that the models were trained with: this one, or the demo's
+TRAINED := $(dir $(wildcard ./runs/shapes/BEST_checkpoint_* build/demo/runs/shapes/BEST_checkpoint_*))
+app: $(VENV)/.ready
+	@cd $(firstword $(TRAINED:/runs/shapes/=) .) && $(abspath $(PY)) -m lab.app
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
