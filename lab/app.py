@@ -113,7 +113,6 @@ def form(models):
     play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='word')
     message, picture = HTML('A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
     columns = Box(layout=Layout(flex='1 1 300px', flex_flow='row wrap'))
-    playing = 'playing' if play.has_trait('playing') else '_playing'  # in ipywidgets 7
     jslink((play, 'value'), (number, 'value'))
 
     def show(_):
@@ -123,8 +122,7 @@ def form(models):
     def caption(_):
         if not upload.value:
             return
-        play.set_trait(playing, False)
-        columns.children, picture.value = (), ''
+        play.playing, columns.children, picture.value = False, (), ''
         name, content = chosen_file(upload)
         message.value = html.escape(f'The models look at {name} ...')
         ticked = {key: models[key] for key, box in chosen.items() if box.value}
@@ -140,7 +138,7 @@ def form(models):
         columns.children = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
         number.max = play.max = max((len(column.words) for column in columns.children), default=0)
         number.value = play.value = 0
-        play.set_trait(playing, True)
+        play.playing = True  # to ipywidgets 7 this means nothing: there a person presses the button
 
     number.observe(show, 'value')
     for widget in (upload, beam_size, *chosen.values()):

@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import ipywidgets
 import numpy as np
@@ -154,6 +155,11 @@ def test_an_error_of_a_decoder_is_seen(models, phone_photo, monkeypatch):
     form = app.form(models)
     choose(form, 'phone.jpg', phone_photo.read_bytes())
     assert 'RuntimeError: shapes &lt;4&gt; and &lt;5&gt;' in said(form)
+
+
+def test_a_file_as_ipywidgets_7_gives_it():
+    upload = SimpleNamespace(value={'a.jpg': dict(metadata=dict(name='a.jpg'), content=b'pixels')})
+    assert app.chosen_file(upload) == ('a.jpg', b'pixels')
 
 
 # --- The page ---
