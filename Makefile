@@ -2,16 +2,20 @@
 # make test-all: the slow tests too, before a release.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
+# make pictures: the demo, and its figures become those of README.md.
 # For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-all compare bench handout bonus gradescope remake clean
+.PHONY: demo pictures test test-all compare bench handout bonus gradescope remake clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
+
+pictures: $(VENV)/.ready
+	$(PY) -m instructor.demo --pictures
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test

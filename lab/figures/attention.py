@@ -41,9 +41,9 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
     """
     use_font_for(''.join(words))
-    bars = [(values, *names) for values, *names in (
-        (visual_grounding(alphas, sentinel), '1 - β', 'when it looks'),
-        (gate, 'mean β', 'how far the gate is open')) if values is not None]
+    alphas = np.asarray(alphas)
+    bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'), (gate, 'mean β', 'how open the gate is')]
+    bars = [bar for bar in bars if bar[0] is not None]
     columns = min(5, len(words) + 1)
     rows = -(-(len(words) + 1) // columns)
     heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
@@ -51,21 +51,21 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     maps, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
     axes = maps.subplots(rows, columns, squeeze=False).flat
     for ax in axes:
-        ax.axis('off')
-    highest = None if scale == 'word' or not words else float(np.max(alphas))
+        ax.set(xticks=[], yticks=[], frame_on=False)
+    highest = None if scale == 'word' or not words else alphas.max()
     axes[0].imshow(image)
     axes[0].set_title('picture\n' + ('a scale per word' if highest is None else f'one scale, 0 to {highest:.0%}'))
     chances = [''] * len(words) if probabilities is None else [f'p {p:.2f}, ' for p in probabilities]
     for ax, word, alpha, chance in zip(axes[1:], words, alphas, chances, strict=False):
         ax.imshow(lit(image, alpha, highest))
-        ax.set_title(f'{word}\n{chance}peak {np.max(np.asarray(alpha)):.0%}')
+        ax.set_title(f'{word}\n{chance}peak {alpha.max():.0%}')
     for part, (values, ylabel, title) in zip(below, bars, strict=True):
         ax = part.subplots()
         ax.bar(range(len(words)), values, color=COLORS[0])
         ax.set_xticks(range(len(words)), words, rotation=45, ha='right', rotation_mode='anchor')
         ax.set(ylim=(0, 1), ylabel=ylabel, title=title)
         ax.grid(axis='x', visible=False)
-    figure.suptitle(wrap(sentence(words), 20 * columns))
+    figure.suptitle(wrap(sentence(words), 23 * columns))
     return figure
 
 
@@ -79,7 +79,7 @@ def save_gif(image, words, alphas, path, seconds=0.7):
     canvas, ax = FigureCanvasAgg(figure), figure.add_axes((0, 0.25, 1, 0.75))
     ax.axis('off')
     shown = ax.imshow(image)
-    word = figure.text(0.03, 0.23, '', va='top', fontsize=11, weight='bold')
+    word = figure.text(0.03, 0.23, '', va='top', fontsize=12)
     spoken = figure.text(0.03, 0.16, '', va='top')
     frames = []
     for n, alpha in enumerate([*alphas, None], 1):  # at last the picture and the whole caption

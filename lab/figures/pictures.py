@@ -47,7 +47,7 @@ def plot_sheet(rows, columns=3):
     for of_row, (name, images, titles) in zip(axes, rows, strict=True):
         for ax in of_row:
             ax.set(xticks=[], yticks=[], frame_on=False, anchor='S')
-        of_row[0].set_ylabel(name, fontsize=9)
+        of_row[0].set_ylabel(name if images else f'{name}: none', fontsize=9)
         for ax, image, title in zip(of_row, images, titles, strict=False):
             ax.imshow(image)
             ax.set_title(title, fontsize=7.5, loc='left')

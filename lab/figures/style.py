@@ -99,3 +99,4 @@ def save_figure(figure, path):
     for kind in ('png', 'pdf'):
         with atomic_path(Path(path).with_suffix(f'.{kind}')) as temporary:
             figure.savefig(temporary, format=kind)
+        figure.set_layout_engine('none')  # it has its places now, and finding them takes long

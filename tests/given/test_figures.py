@@ -258,7 +258,7 @@ def test_sheet_with_a_name_per_row():
     rows = [('best', [picture(0), picture(1)], ['one', 'two']), ('worst', [], [])]
     figure = plot_sheet(rows, columns=2)
     figure.canvas.draw()
-    assert [axes.get_ylabel() for axes in figure.axes] == ['best', '', 'worst', '']
+    assert [axes.get_ylabel() for axes in figure.axes] == ['best', '', 'worst: none', '']
     assert [len(axes.images) for axes in figure.axes] == [1, 1, 0, 0]
 
 
@@ -318,7 +318,7 @@ def test_uniform_attention_leaves_the_picture_as_it_is(shape):
 
 
 def test_one_scale_for_all_words():
-    alphas = np.full((2, 4, 4), 0.2 / 15)
+    alphas = torch.full((2, 4, 4), 0.2 / 15)
     alphas[0, 1, 2], alphas[1, 3, 0] = 0.8, 0.2
     image = np.full((64, 64, 3), 200, np.uint8)
     maps = {scale: plot_attention(image, ['first', 'second'], alphas, scale=scale) for scale in ('word', 'caption')}
