@@ -3,13 +3,14 @@
 # make app: a page that captions pictures of your own, with the models in runs/shapes, or else with those of the demo.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
+# make pictures: the demo, and its figures become those of README.md.
 # For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo app test test-all compare bench handout bonus gradescope remake clean
+.PHONY: demo pictures app test test-all compare bench handout bonus gradescope remake clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
@@ -18,6 +19,9 @@ demo: $(VENV)/.ready
 TRAINED := $(dir $(wildcard ./runs/shapes/BEST_checkpoint_* build/demo/runs/shapes/BEST_checkpoint_*))
 app: $(VENV)/.ready
 	@cd $(firstword $(TRAINED:/runs/shapes/=) .) && $(abspath $(PY)) -m lab.app
+
+pictures: $(VENV)/.ready
+	$(PY) -m instructor.demo --pictures
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
