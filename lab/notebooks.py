@@ -18,7 +18,7 @@ logging.getLogger('papermill').setLevel(logging.ERROR)  # it warns of each line 
 def run_notebook(path, output_path=None, show=True, **parameters):
     """Run a notebook in its own folder.
 
-    Progress bars are shown in a terminal only. Of each, the notebook keeps its last state, one line.
+    There are no progress bars: outside of Jupyter, each of their updates would stay as a line of its own.
 
     :param path: the notebook; it must have a settings cell tagged ``parameters`` if there are any
     :param output_path: where to keep it with its outputs, possibly ``path`` itself; None keeps it nowhere
@@ -31,10 +31,8 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     config = Config()
     if os.name == 'posix':  # sockets in a private folder instead of TCP ports that others could listen to
         config.KernelManager.transport = 'ipc'
-    config.NotebookClient.coalesce_streams = True  # what a bar has overwritten is dropped
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
-    watched = show and sys.stderr.isatty()
-    with patch.dict(os.environ, {} if watched else {'TQDM_DISABLE': '1'}):  # the kernel starts with it
+    with patch.dict(os.environ, TQDM_DISABLE='1'):  # the kernel starts with it
         return papermill.execute_notebook(
             str(path), str(output_path) if output_path else None, parameters, cwd=str(path.parent),
             kernel_name='python3', progress_bar=False, config=config, **streams)

@@ -61,7 +61,7 @@ def read_runs(*folders):
     :raises Missing: no folder, or none with test results
     """
     if not folders:
-        raise Missing('no run is named here: give the folders of your runs in the settings cell')
+        raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
     runs = []
     for folder in map(Path, folders):
         found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)

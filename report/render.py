@@ -99,12 +99,17 @@ def cells_shown(notebook):
 # --- PDF ---
 
 
+def find_browser():
+    """:return: the program of a browser that prints to a file, or None"""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 def write_pdf(page, path):
     """Let a browser print the page.
 
     :return: whether one did
     """
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser = find_browser()
     path.unlink(missing_ok=True)  # of an earlier page
     if not browser:
         return False
