@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from IPython.display import HTML, Markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lab.experiments.compare import comparison_table, folder_name, markdown  # noqa: E402  the path comes first
+from lab.experiments.compare import folder_name, markdown, score_cells  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_comparison, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
 from solver import DEFAULTS  # noqa: E402
@@ -128,17 +128,33 @@ def drawn(figure, caption):
 
 @said_in_its_place
 def settings_table(*folders):
-    """The settings in which the runs differ from each other or from the defaults."""
-    runs = [run for run in read_runs(*folders) if run['settings']]
-    rows = []
-    for key, default in DEFAULTS.items():
-        values = [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ()) else run['settings'].get(key, default)
-                  for run in runs]
-        if key not in NOT_SHOWN and any(value not in (default, UNUSED) for value in values):
-            rows.append([f'`{key}`', *map(str, values), str(default)])
-    return table(markdown(['setting', *(run['name'] for run in runs), 'default'], rows),
+    """The settings that are not the default in every run."""
+    names, values = all_settings(read_runs(*folders))
+    rows = [[f'`{key}`', *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
+            if set(map(str, of_runs)) - {str(DEFAULTS[key]), UNUSED}]
+    return table(markdown(['setting', *names, 'default'], rows),
                  'Settings that are not the default of <code>solver.py</code> in all of these runs. '
                  f'{UNUSED}: this decoder does not use it.')
+
+
+@said_in_its_place
+def settings_compared(*folders):
+    """The settings in which the runs differ from each other."""
+    names, values = all_settings(read_runs(*folders))
+    rows = [[f'`{key}`', *map(str, of_runs)] for key, of_runs in values.items()
+            if len(set(map(str, of_runs)) - {UNUSED}) > 1]
+    return table(markdown(['setting', *names], rows),
+                 'Settings in which the compared runs differ. All others are the same.')
+
+
+def all_settings(runs):
+    """
+    :return: names of the trained runs; dict setting -> its value in each of them, for settings that can matter
+    """
+    runs = [run for run in runs if run['settings']]
+    return [run['name'] for run in runs], {
+        key: [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ()) else run['settings'].get(key, default)
+              for run in runs] for key, default in DEFAULTS.items() if key not in NOT_SHOWN}
 
 
 @said_in_its_place
@@ -177,8 +193,9 @@ def captions(folder, picture):
     if re.fullmatch(r'test\d+', picture):
         references = read_runs(folder)[0]['seeds'][0]['captions'][int(picture[4:])]['references']
         rows += [['' if i else 'people', ' '.join(tokens)] for i, tokens in enumerate(references)]
-    return table(markdown(['', f'caption of {picture}'], [[who, html.escape(text)] for who, text in rows]),
-                 f'Both models on one picture, beam {said["beam_size"]}.')
+    lines = [['', f'caption of {picture}'], [':---', ':---'], *([who, html.escape(text)] for who, text in rows)]
+    return table('\n'.join(f'| {who} | {text} |' for who, text in lines),
+                 f'What is said of the picture, the models with beam {said["beam_size"]}.')
 
 
 @said_in_its_place
@@ -217,8 +234,21 @@ def curves_compared(*folders):
 
 @said_in_its_place
 def scores_compared(*folders):
-    """Parameters, test scores and training time of all runs of these folders."""
-    return table(comparison_table(read_runs(*folders)), 'Test scores of the compared runs. Minutes: of the training.')
+    """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
+    runs = read_runs(*folders)
+    beams = [score['beam_size'] for score in runs[0]['seeds'][0]['scores']]
+    middle = len(beams) // 2
+    rows = []
+    for run in runs:
+        seeds = run['seeds']
+        minutes = sum(seed['train_seconds'] for seed in seeds) / len(seeds) / 60
+        rows.append([run['name'], f"{seeds[0]['parameters']:,}", str(len(seeds)),
+                     *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
+                     *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
+    header = ['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
+              f'CIDEr-D, beam {beams[middle]}', 'minutes']
+    return table(markdown(header, rows), 'Test scores of the compared runs, mean ± standard deviation over the seeds. '
+                                         'Minutes: of one training.')
 
 
 @said_in_its_place

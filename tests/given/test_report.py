@@ -13,7 +13,8 @@ from lab.train.source import ROOT
 from report import contents, render
 from solver import DEFAULTS
 
-CELLS = [contents.settings_table, contents.learning_curves, contents.bleu_by_beam, contents.bleu_figure,
+CELLS = [contents.settings_table, contents.settings_compared, contents.learning_curves, contents.bleu_by_beam,
+         contents.bleu_figure,
          lambda folder: contents.captions(folder, 'test0'), lambda folder: contents.attention_maps(folder, 'test0'),
          contents.curves_compared, contents.scores_compared, contents.decoders_compared,
          lambda folder: contents.caption_sheet(folder, 'bad')]
@@ -47,6 +48,8 @@ def test_only_settings_that_differ_are_shown(tmp_path):
         'setting': ['plain LSTM (a)', 'soft attention (a)', 'soft attention (b)', 'default'],
         '`attention`': ['False', 'True', 'True', 'True'], '`dropout`': ['0.5', '0.5', '0.2', '0.5'],
         '`epochs`': ['10', '10', '10', '120'], '`alpha_c`': ['–', '0.0', '1.0', '1.0'], '`seed`': ['0', '0', '3', '0']}
+    assert list(rows_of(contents.settings_compared(tmp_path / 'a', tmp_path / 'b'))) == [
+        'setting', '`attention`', '`dropout`', '`alpha_c`', '`seed`']
 
 
 @pytest.mark.parametrize('cell', CELLS)
