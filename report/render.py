@@ -78,12 +78,13 @@ def write_page(notebook, path):
     :raises ValueError: a formula that is not LaTeX
     """
     formulas, shown = {}, copy.deepcopy(notebook)
-    shown.cells = cells_shown(notebook)
+    shown.cells = cells_shown(shown)
     for cell in shown.cells:
         if cell.cell_type == 'markdown':
             cell.source = take_formulas(cell.source, formulas)
     body, _ = HTMLExporter(template_name='basic', embed_images=True, exclude_input=True, exclude_output_prompt=True,
-                           exclude_anchor_links=True).from_notebook_node(shown)
+                           exclude_anchor_links=True).from_notebook_node(
+                               shown, {'metadata': {'path': str(path.parent)}})  # where own pictures are
     body = re.sub(r'formula-\d+-mathml', lambda match: formulas[match[0]], body)
     title = re.search(r'<h1\b[^>]*>(.*?)</h1>', body, re.DOTALL)
     with atomic_path(path) as temporary:

@@ -80,6 +80,13 @@ def test_what_is_open():
     assert render.still_open(notebook) == []
 
 
+def test_own_pictures_are_in_the_page(tmp_path):
+    (tmp_path / 'mine.png').write_bytes(b'PNG')
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell('![mine](mine.png)')])
+    render.write_page(notebook, tmp_path / 'report.html')
+    assert 'src="data:image/png;base64,UE5H"' in (tmp_path / 'report.html').read_text()
+
+
 def test_a_broken_formula_is_said_in_a_sentence(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(r'$h_t$ and $\frac{a}{$')])
     with pytest.raises(ValueError, match=re.escape(r'the formula $\frac{a}{$ cannot be read')):
