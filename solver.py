@@ -371,7 +371,7 @@ def log_epoch(scores):
     distributed.log(f" * LOSS - {scores['val_loss']:.3f}, TOP-5 ACCURACY - {scores['val_top5']:.3f}, "
                     f"BLEU-4 - {scores['val_bleu4']:.3f}")
     distributed.log(f"   free-running: GREEDY BLEU-4 - {scores['val_greedy_bleu4']:.3f}, CIDER - "
-                    f"{scores['val_greedy_cider']:.3f}   ({scores['seconds']:.0f} s)")
+                    f"{scores['val_greedy_cider']:.3f}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
 
 
 def save(model, optimizers, schedulers):

@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What a student gets, besides models.py.
 ASSIGNMENT = ('*.py', 'lab/**/*.py', '*.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/*.ipynb', 'report/*.py',
-              'tests/**/*.py', 'tests/**/*.npz', 'tests/*.toml', 'weights/*.pth', 'requirements.txt', 'pyproject.toml',
-              'README.md', 'docs/**/*')
+              'report/*.css', 'tests/**/*.py', 'tests/**/*.npz', 'tests/*.toml', 'weights/*.pth',
+              'requirements.txt', 'pyproject.toml', 'README.md', 'docs/**/*')
 
 
 def assemble(models_file, build_folder):

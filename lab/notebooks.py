@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import papermill
 from tqdm import tqdm
@@ -17,9 +18,11 @@ logging.getLogger('papermill').setLevel(logging.ERROR)  # it warns of each line 
 def run_notebook(path, output_path=None, show=True, **parameters):
     """Run a notebook in its own folder.
 
+    There are no progress bars: outside of Jupyter, each of their updates would stay as a line of its own.
+
     :param path: the notebook; it must have a settings cell tagged ``parameters`` if there are any
     :param output_path: where to keep it with its outputs, possibly ``path`` itself; None keeps it nowhere
-    :param show: let what the cells print (progress bars too) appear in this process's output as it comes
+    :param show: let what the cells print appear in this process's output as it comes
     :param parameters: values for names in the settings cell
     :return: the executed notebook, an nbformat node
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
@@ -29,9 +32,10 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     if os.name == 'posix':  # sockets in a private folder instead of TCP ports that others could listen to
         config.KernelManager.transport = 'ipc'
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
-    return papermill.execute_notebook(
-        str(path), str(output_path) if output_path else None, parameters, cwd=str(path.parent),
-        kernel_name='python3', progress_bar=False, config=config, **streams)
+    with patch.dict(os.environ, TQDM_DISABLE='1'):  # the kernel starts with it
+        return papermill.execute_notebook(
+            str(path), str(output_path) if output_path else None, parameters, cwd=str(path.parent),
+            kernel_name='python3', progress_bar=False, config=config, **streams)
 
 
 def check_todos(*todos):

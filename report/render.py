@@ -1,11 +1,18 @@
-"""Run the report notebook and make one self-contained page: ``python report/render.py``.
+"""Run the report notebook and make one page of it, and a PDF where there is a browser: ``python report/render.py``.
 
-Figures are part of the page and formulas become MathML, so ``report.html`` opens anywhere, without the internet.
+Figures are part of the page and formulas become MathML, so ``report.html`` opens anywhere, without the internet. In the
+end it is said what is still open; ``--check`` says only this and writes nothing.
 """
 
 import argparse
+import copy
+import html
+import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -17,12 +24,32 @@ sys.path.insert(0, str(HERE.parent))
 from lab.notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
 from utils import atomic_path  # noqa: E402
 
+YOUR_TEXT, YOUR_NAME = '*Your text*', '*Name, student number, date*'  # as the notebook says them
+GUIDE = 'guide'  # tag of the cells that stay out of the page
 FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
-OUTSIDE = re.compile(r'''<(script|link)\b[^>]*\b(src|href)=["'](https?:|["'])[^>]*>(\s*</script>)?''')
+PAGE = """<!DOCTYPE html>
+<html>
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{style}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""
+BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable', 'microsoft-edge', 'chrome',
+            'msedge', '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome',
+            '/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge',
+            r'C:\Program Files\Google\Chrome\Application\chrome.exe',
+            r'C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe')
+NO_PDF = 'no PDF: no Chrome, Chromium or Edge is here to make it. Open report.html in a browser and print it to a PDF.'
 
 
-# text and outputs begin at the same margin
-STYLE = '<style>.jp-InputPrompt, .jp-OutputPrompt { display: none }</style>'
+# --- The page ---
 
 
 def take_formulas(text, formulas):
@@ -31,44 +58,124 @@ def take_formulas(text, formulas):
     What turns Markdown into HTML tears MathML apart, so it comes in afterwards.
 
     :param formulas: dict mark -> MathML, to which they are added
+    :raises ValueError: a formula that is not LaTeX
     """
     def mark(match):
         name = f'formula-{len(formulas)}-mathml'
-        formulas[name] = convert(match[2], display='block' if match[1] == '$$' else 'inline')
+        try:
+            formulas[name] = convert(match[2], display='block' if match[1] == '$$' else 'inline')
+        except Exception as error:  # it has many kinds of them
+            raise ValueError(f'the formula {match[0]} cannot be read ({type(error).__name__}): mend it') from error
         return name
     parts = re.split(r'(```.*?```|`[^`\n]*`)', text, flags=re.DOTALL)
     return ''.join(part if part.startswith('`') else FORMULA.sub(mark, part) for part in parts)
 
 
-def render(notebook_path=HERE / 'report.ipynb', html_path=HERE / 'report.html', run_folder=None):
-    """Execute the report in its folder and write the page; the notebook itself stays as it is.
+def write_page(notebook, path):
+    """Write the report as HTML.
 
-    :param run_folder: folder with the files of the runs, relative to the report's; None takes the notebook's
-    :return: path of the page
-    :raises papermill.exceptions.PapermillExecutionError: a cell failed
+    :param notebook: executed
+    :raises ValueError: a formula that is not LaTeX
     """
-    notebook = run_notebook(notebook_path, **(dict(run_folder=str(run_folder)) if run_folder else {}))
-    formulas = {}
-    for cell in notebook.cells:
+    formulas, shown = {}, copy.deepcopy(notebook)
+    shown.cells = cells_shown(shown)
+    for cell in shown.cells:
         if cell.cell_type == 'markdown':
             cell.source = take_formulas(cell.source, formulas)
-    page, _ = HTMLExporter(embed_images=True, exclude_input=True, exclude_output_prompt=True, mathjax_url='',
-                           require_js_url='', jquery_url='').from_notebook_node(notebook)
-    page = OUTSIDE.sub('', page).replace('</head>', f'{STYLE}</head>', 1)
-    page = re.sub(r'formula-\d+-mathml', lambda match: formulas[match[0]], page)
-    with atomic_path(html_path) as temporary:
-        temporary.write_text(page, encoding='utf-8')
-    return Path(html_path)
+    body, _ = HTMLExporter(template_name='basic', embed_images=True, exclude_input=True, exclude_output_prompt=True,
+                           exclude_anchor_links=True).from_notebook_node(
+                               shown, {'metadata': {'path': str(path.parent)}})  # where own pictures are
+    body = re.sub(r'formula-\d+-mathml', lambda match: formulas[match[0]], body)
+    title = re.search(r'<h1\b[^>]*>(.*?)</h1>', body, re.DOTALL)
+    with atomic_path(path) as temporary:
+        temporary.write_text(PAGE.format(title=title[1] if title else 'Lab report', body=body,
+                                         style=(HERE / 'page.css').read_text(encoding='utf-8')), encoding='utf-8')
+
+
+def cells_shown(notebook):
+    """The cells that are part of the page: the guiding questions are not."""
+    return [cell for cell in notebook.cells if GUIDE not in cell.metadata.get('tags', [])]
+
+
+# --- PDF ---
+
+
+def find_browser():
+    """:return: the program of a browser that prints to a file, or None"""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def write_pdf(page, path):
+    """Let a browser print the page.
+
+    :return: whether one did
+    """
+    browser = find_browser()
+    path.unlink(missing_ok=True)  # of an earlier page
+    if not browser:
+        return False
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # where a browser in a sandbox may write, too
+        printed = Path(scratch, path.name)
+        as_root = sys.platform == 'linux' and os.geteuid() == 0  # then Chromium starts without its sandbox only
+        command = [browser, '--headless', '--disable-gpu', '--no-pdf-header-footer', *['--no-sandbox'] * as_root,
+                   f'--user-data-dir={scratch}/profile', f'--print-to-pdf={printed}', page.as_uri()]
+        try:
+            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
+        except subprocess.TimeoutExpired:
+            return False
+        if printed.exists():
+            printed.rename(path)
+    return path.exists()
+
+
+# --- What is open ---
+
+
+def still_open(notebook):
+    """What has to be done before the report is handed in.
+
+    :param notebook: executed
+    :return: list of sentences without their full stops
+    """
+    section, sections, found = '', [], []
+    for cell in cells_shown(notebook):
+        if cell.cell_type == 'markdown':
+            heading = re.search(r'^## *(.+)', cell.source, re.MULTILINE)
+            section = heading[1] if heading else section
+            if YOUR_TEXT in cell.source:
+                sections.append(section)
+            if YOUR_NAME in cell.source:
+                found.append('the line with your name is not filled in')
+    if sections:
+        sections = list(dict.fromkeys(sections))
+        verb = 'section still holds' if len(sections) == 1 else 'sections still hold'
+        found.append(f'{len(sections)} {verb} {YOUR_TEXT}: {", ".join(sections)}')
+    shown = ''.join(text for cell in notebook.cells for output in cell.get('outputs', [])
+                    for kind, text in output.get('data', {}).items() if kind in ('text/html', 'text/markdown'))
+    missing = dict.fromkeys(re.findall(r'<p class="missing">(.*?)</p>', shown))
+    return found + [html.unescape(re.sub('</?code>', '`', sentence)) for sentence in missing]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--run-folder', help='folder with the files of the runs, relative to report/')
+    parser.add_argument('--check', action='store_true', help='only say what is still open, and write nothing')
     arguments = parser.parse_args()
+    page, pdf = HERE / 'report.html', HERE / 'report.pdf'
     try:
-        print(render(run_folder=arguments.run_folder))
+        notebook = run_notebook(HERE / 'report.ipynb',
+                                **(dict(run_folder=arguments.run_folder) if arguments.run_folder else {}))
+        if not arguments.check:
+            write_page(notebook, page)
+            print(page)
+            print(pdf if write_pdf(page, pdf) else NO_PDF)
     except PapermillExecutionError as error:
         sys.exit(f'error: {error.ename}: {error.evalue}')
+    except ValueError as error:
+        sys.exit(f'error: {error}')
+    sentences = still_open(notebook)
+    print('Before you hand in:' if sentences else 'Nothing is open: it can be handed in.', *sentences, sep='\n- ')
+    sys.exit(bool(sentences) if arguments.check else 0)
 
 
 if __name__ == '__main__':

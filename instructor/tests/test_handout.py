@@ -32,10 +32,12 @@ def test_what_is_in_it(built):
         names = {name.removeprefix(f'{NAME}/') for name in packed.namelist()}
     assert names == {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()}
     for wanted in ('ASSIGNMENT.md', 'models.py', 'solver.py', 'train_rnn.ipynb', 'report/report.ipynb',
-                   'requirements.txt', 'tests/test_todo1.py', 'tests/test_todo5.py', 'tests/rubric.toml',
-                   'tests/expected.npz', 'notes/1_one_word_at_a_time.ipynb', 'notes/seq2seq.py'):
+                   'report/contents.py', 'report/page.css', 'requirements.txt', 'tests/test_todo1.py',
+                   'tests/test_todo5.py', 'tests/rubric.toml', 'tests/expected.npz',
+                   'notes/1_one_word_at_a_time.ipynb', 'notes/seq2seq.py'):
         assert wanted in names
-    assert not [n for n in names if n.startswith(('instructor', 'tests/given', '.')) or n.endswith(('.pyc', '.tar'))]
+    assert not [n for n in names if n.startswith(('instructor', 'tests/given', 'report/example', '.'))
+                or n.endswith(('.pyc', '.tar'))]
     assert not names & {'docs/grading.md', 'docs/instructors.md'}
 
 
@@ -239,5 +241,6 @@ def test_no_page_links_to_what_is_kept_back():
 
 
 def test_no_page_of_the_repository_links_to_nothing():
-    pages = {path.as_posix(): (ROOT / path).read_bytes() for path in wanted_files() | {REFERENCE.relative_to(ROOT)}}
+    others = {path.relative_to(ROOT) for path in (REFERENCE, ROOT / 'report/example/report.html')}
+    pages = {path.as_posix(): (ROOT / path).read_bytes() for path in wanted_files() | others}
     assert 'README.md' in pages and broken_links(pages) == []

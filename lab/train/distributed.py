@@ -127,8 +127,10 @@ def averages(**meters):
 
 
 def progress_bar(*args, **options):
-    """A tqdm bar, in the main process only."""
-    return tqdm(*args, disable=rank() > 0, **options)
+    """A tqdm bar, in the main process only. There, ``TQDM_DISABLE=1`` in the environment turns it off."""
+    if rank() > 0:
+        options['disable'] = True
+    return tqdm(*args, **options)
 
 
 def log(text):

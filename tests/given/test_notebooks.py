@@ -61,6 +61,7 @@ def test_training(folder, name, decoder):
     assert ' * LOSS - ' in printed and 'GREEDY BLEU-4 - ' in printed
     assert printed.count('  done  ') == (3 if decoder == 'Attention' else 2)  # the TODOs were checked
     assert pictures == 2  # three pictures with captions; the learning curves
+    assert '%|' not in (folder / f'{name}.ipynb').read_text(encoding='utf-8')  # no progress bars
     runs = folder / 'runs' / 'shapes'
     assert (runs / f'BEST_checkpoint_{decoder}.pth.tar').exists()
     assert (runs / f'checkpoint_shapes_5_cap_per_img_5_min_word_freq_{decoder}.pth.tar').exists()
@@ -135,9 +136,17 @@ def test_compare(folder):
 
 def test_report(folder):
     notebook = folder / 'report/report.ipynb'
-    notebook.write_text(notebook.read_text(encoding='utf-8').replace("picture = 'test0'", "picture = 'test1'"),
-                        encoding='utf-8')
-    subprocess.run([sys.executable, 'report/render.py'], cwd=folder, check=True)
+    answer = r'It reads $x_t = W_e S_t$: $$\alpha_t = \mathrm{softmax}(e_t)$$'
+    text = notebook.read_text(encoding='utf-8')
+    for before, after in (("picture = 'test0'", "picture = 'test1'"), ('*Name, student number, date*', 'Ada'),
+                          ('improvement = []', "improvement = ['../runs/compare']"),
+                          ('"*Your text*"', json.dumps(answer))):
+        assert before in text
+        text = text.replace(before, after, 1)
+    notebook.write_text(text, encoding='utf-8')
+    done = subprocess.run([sys.executable, 'report/render.py'], cwd=folder, check=True, text=True,
+                          stdout=subprocess.PIPE)
+    assert re.search(r'hand in:\n- 4 sections still hold \*Your text\*: 2. Best .*, 5. Comparison\n$', done.stdout)
     page = (folder / 'report/report.html').read_text(encoding='utf-8')
     said = json.loads((folder / 'runs/shapes/caption_test1.json').read_text())
     shown = page[page.index('3. Both models'):page.index('4. Your own')]
@@ -147,7 +156,10 @@ def test_report(folder):
     for section in ('1. How each decoder works', '2. Best settings', '3. Both models on one picture',
                     '4. Your own improvement', '5. Comparison'):
         assert section in page
-    assert page.count('data:image/png;base64,') >= 4
+    assert page.count('data:image/png;base64,') >= 6
+    own = page[page.index('4. Your own'):page.index('5. Comparison')]
+    assert own.count('data:image/png;base64,') == 1 and own.count('>CaptionNet<') == 2  # settings, scores
+    assert 'class="missing"' not in page and 'What is graded' not in page
     # formulas are whole, no tag of theirs is closed before its content
     assert '<math' in page and '$' not in page[page.index('1. How each'):page.index('2. Best settings')]
     assert re.search(r'<msub><mi>\w</mi>', page) and not re.search(r'</?math[^>]*></math>|<(m\w+)></\1>', page)
@@ -155,7 +167,8 @@ def test_report(folder):
     # self-contained: nothing is loaded from anywhere
     assert not re.findall(r'''<(?:script|link|img)[^>]+(?:src|href)=["'](?!data:)[^"'#][^"']*''', page)
     assert not re.findall(r'@import|url\(["\']?https?:', page)
-    assert not [path for path in (folder / 'report').iterdir() if path.suffix not in ('.ipynb', '.py', '.html', '')]
+    assert not [path for path in (folder / 'report').iterdir()
+                if path.suffix not in ('.ipynb', '.py', '.css', '.html', '.pdf', '')]
 
 
 def test_notebooks_in_the_assignment_carry_no_outputs():

@@ -1,0 +1,307 @@
+"""The tables and figures of the lab report, one call each.
+
+A folder is the ``output_folder`` of trainings that ``test.ipynb`` has tested, or that of ``compare.ipynb``. What is not
+there is said in its place, with the notebook that makes it; ``render.py`` lists it once more.
+"""
+
+import base64
+import functools
+import html
+import io
+import re
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from IPython.display import HTML, Markdown
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from lab.experiments.compare import folder_name, markdown, score_cells  # noqa: E402  the path comes first
+from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
+from lab.train.checkpoints import read_checkpoint  # noqa: E402
+from solver import DEFAULTS  # noqa: E402
+from utils import read_json, sentence  # noqa: E402
+
+# settings that change no result
+NOT_SHOWN = ('device', 'workers', 'checkpoint', 'output_folder', 'print_freq')
+# settings that a decoder does not use
+NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'
+AGAIN = 'delete it, and run the notebook that made it again'
+
+
+class Missing(Exception):
+    """The runs have not left what is asked for; the message says what, and which notebook makes it."""
+
+
+def said_in_its_place(function):
+    """Where something is :class:`Missing`, the report holds this sentence instead."""
+    @functools.wraps(function)
+    def shown(*arguments):
+        try:
+            return function(*arguments)
+        except Missing as missing:
+            return HTML(note(missing))
+    return shown
+
+
+def note(sentence):
+    """A sentence about something missing, as HTML; what is in backquotes becomes code."""
+    sentence = re.sub('`(.+?)`', r'<code>\1</code>', html.escape(str(sentence), quote=False))
+    return f'<p class="missing">{sentence}</p>'
+
+
+# --- What the runs left ---
+
+
+def read_runs(*folders):
+    """The tested runs of these folders.
+
+    :return: list of dicts: ``name`` for people; ``settings`` of its training, None of an ensemble; ``seeds``, a dict of
+        ``evaluate.evaluate`` for each seed, with its ``history``
+    :raises Missing: no folder, or none with test results
+    """
+    if not folders:
+        raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
+    runs = []
+    for folder in map(Path, folders):
+        found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)
+        if not found:
+            raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`')
+        if len(folders) > 1:
+            found = [run | dict(name=f'{run["name"]} ({folder.name})') for run in found]
+        runs += found
+    return runs
+
+
+def tested_runs(folder):
+    """Runs of a folder that ``test.ipynb`` has tested."""
+    runs = []
+    for name, history in read_histories(folder).items():
+        path = folder / f'test_{name}.json'
+        if path.exists():
+            settings = read_checkpoint(folder / f'BEST_checkpoint_{name}.pth.tar')['settings']
+            result = read_json(path, AGAIN) | dict(history=history)
+            runs.append(dict(name=label(name), settings=settings, seeds=[result]))
+    return runs
+
+
+def compared_runs(folder):
+    """Runs of a folder that ``compare.ipynb`` left; their settings are those of the first seed."""
+    runs = []
+    for result in read_json(folder / 'comparison.json', AGAIN):
+        checkpoints = sorted((folder / folder_name(result['name'])).glob('seed_*/BEST_checkpoint_*.pth.tar'))
+        runs.append(result | dict(settings=read_checkpoint(checkpoints[0])['settings'] if checkpoints else None))
+    return runs
+
+
+# --- How it is shown ---
+
+
+def table(text, caption):
+    """
+    :param text: a Markdown table
+    """
+    return Markdown(f'<p class="caption">{caption}</p>\n\n{text}')
+
+
+def image(png, caption):
+    """
+    :param png: bytes of a PNG file
+    """
+    data = base64.b64encode(png).decode()
+    return (f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(caption)}">'
+            f'<figcaption>{html.escape(caption)}</figcaption></figure>')
+
+
+def drawn(figure, caption):
+    """
+    :param figure: of matplotlib
+    """
+    file = io.BytesIO()
+    figure.savefig(file, format='png', dpi=110)
+    plt.close(figure)
+    return HTML(image(file.getvalue(), caption))
+
+
+# --- Tables and figures ---
+
+
+@said_in_its_place
+def settings_table(*folders):
+    """The settings that are not the default in every run."""
+    names, values = all_settings(read_runs(*folders))
+    rows = [[f'`{key}`', *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
+            if set(map(str, of_runs)) - {str(DEFAULTS[key]), UNUSED}]
+    return table(markdown(['setting', *names, 'default'], rows),
+                 'Settings that are not the default of <code>solver.py</code> in all of these runs. '
+                 f'{UNUSED}: this decoder does not use it.')
+
+
+@said_in_its_place
+def settings_compared(*folders):
+    """The settings in which the runs differ from each other."""
+    names, values = all_settings(read_runs(*folders))
+    rows = [[f'`{key}`', *map(str, of_runs)] for key, of_runs in values.items()
+            if len(set(map(str, of_runs)) - {UNUSED}) > 1]
+    return table(markdown(['setting', *names], rows),
+                 'Settings in which the compared runs differ. All others are the same.')
+
+
+def all_settings(runs):
+    """
+    :return: names of the trained runs; dict setting -> its value in each of them, for settings that can matter
+    """
+    runs = [run for run in runs if run['settings']]
+    return [run['name'] for run in runs], {
+        key: [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ()) else run['settings'].get(key, default)
+              for run in runs] for key, default in DEFAULTS.items() if key not in NOT_SHOWN}
+
+
+@said_in_its_place
+def learning_curves(folder):
+    """Loss, top-5 accuracy and BLEU-4 per epoch of all decoders of a run folder."""
+    histories = read_histories(folder)
+    if not histories:
+        raise Missing(f'{folder} has no learning curves: run `train_rnn.ipynb` and `train_attention.ipynb`')
+    return drawn(plot_history(histories), 'Learning curves. The star is the epoch that was kept.')
+
+
+@said_in_its_place
+def bleu_by_beam(folder):
+    """A table of BLEU-1 to 4 for each beam size; trained decoders that were not tested are named below it."""
+    text = bleu_table([run['seeds'][0] for run in read_runs(folder)])
+    for name in read_histories(folder):
+        if not (Path(folder) / f'test_{name}.json').exists():
+            text += '\n\n' + note(f'{label(name)} is trained but not tested: run `test.ipynb` with it in `decoders`')
+    return table(text, 'BLEU on the test split against beam size. Seconds: for captioning the whole split.')
+
+
+@said_in_its_place
+def bleu_figure(folder):
+    """The same as curves."""
+    return drawn(plot_bleu([run['seeds'][0] for run in read_runs(folder)]), 'BLEU on the test split against beam size.')
+
+
+@said_in_its_place
+def captions(folder, picture):
+    """What each model says of a picture; of a test picture also what people say.
+
+    :param picture: as ``caption.ipynb`` has named it: 'test0', or the name of a file without its ending
+    """
+    said = read_caption(folder, picture)
+    rows = [[label(name), caption] for name, caption in said['captions'].items()]
+    if re.fullmatch(r'test\d+', picture):
+        references = read_runs(folder)[0]['seeds'][0]['captions'][int(picture[4:])]['references']
+        rows += [['' if i else 'people', sentence(tokens)] for i, tokens in enumerate(references)]
+    lines = [['', f'caption of {picture}'], [':---', ':---'], *([who, html.escape(text)] for who, text in rows)]
+    return table('\n'.join(f'| {who} | {text} |' for who, text in lines),
+                 f'What is said of the picture, the models with beam {said["beam_size"]}.')
+
+
+@said_in_its_place
+def attention_maps(folder, picture):
+    """Where each decoder with attention looked for each word of its caption."""
+    maps = ''
+    for name in read_caption(folder, picture)['captions']:
+        of = '' if name == 'Attention' else f'_{name}'  # as caption.ipynb has it
+        path = Path(folder) / 'figures' / f'attention_{picture}{of}.png'
+        if path.exists():
+            maps += image(path.read_bytes(), f'{label(name)}, {picture}: where it looked just before each word. '
+                                             'Each map has its own scale; the number is its greatest weight.')
+    if not maps:
+        raise Missing(f'{picture} has no attention maps: run `caption.ipynb` with Attention in `decoders`')
+    return HTML(maps)
+
+
+def read_caption(folder, picture):
+    """What ``caption.ipynb`` has left of a picture: a dict of ``beam_size`` and ``captions`` by decoder."""
+    path = Path(folder) / f'caption_{picture}.json'
+    if not path.exists():
+        there = ', '.join(sorted(other.stem.removeprefix('caption_') for other in path.parent.glob('caption_*.json')))
+        raise Missing(f'{picture} has no caption in {folder}: run `caption.ipynb` with it in `pictures`'
+                      + f', or take one of {there}' * bool(there))
+    return read_json(path, AGAIN)
+
+
+@said_in_its_place
+def curves_compared(*folders):
+    """Validation loss, top-5 accuracy and BLEU-4 per epoch of all runs of these folders."""
+    runs = [run for run in read_runs(*folders) if run['settings']]
+    histories = {run['name']: [seed['history'] for seed in run['seeds']] for run in runs}
+    begins = {run['name']: [seed.get('begins', (0, None)) for seed in run['seeds']] for run in runs}
+    return drawn(plot_history(histories, begins, training=False), 'Learning curves of the compared runs, on the validation split.')
+
+
+@said_in_its_place
+def scores_compared(*folders):
+    """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
+    runs = read_runs(*folders)
+    beams = [score['beam_size'] for score in runs[0]['seeds'][0]['scores']]
+    middle = len(beams) // 2
+    rows = []
+    for run in runs:
+        seeds = run['seeds']
+        minutes = sum(seed['train_seconds'] for seed in seeds) / len(seeds) / 60
+        rows.append([run['name'], f"{seeds[0]['parameters']:,}", str(len(seeds)),
+                     *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
+                     *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
+    header = ['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
+              f'CIDEr-D, beam {beams[middle]}', 'minutes']
+    return table(markdown(header, rows), 'Test scores of the compared runs, mean ± standard deviation over the seeds. '
+                                         'Minutes: of one training.')
+
+
+@said_in_its_place
+def decoders_compared(folder):
+    """Parameters, training time and test scores of the decoders; of the shapes also how many captions are true."""
+    runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
+    truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
+    header = ['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D', *['named', 'pointing'] * bool(truth)]
+    rows = []
+    for run in runs:
+        result, = run['seeds']
+        score, = (row for row in result['scores'] if row['beam_size'] == result['captions_beam_size'])
+        row = [run['name'], f"{result['parameters']:,}", f"{result['train_seconds']:.0f}", str(score['beam_size']),
+               f"{score['BLEU-4']:.3f}", f"{score['CIDEr-D']:.3f}"]
+        if truth:
+            found = truth.get(result['model'], dict(named=None, pointing=None))
+            row += ['' if share is None else f'{share:.1%}' for share in (found['named'], found['pointing'])]
+        rows.append(row)
+    caption = 'The decoders on the test split.'
+    if truth:
+        caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
+                    'Pointing: shape words whose greatest attention lies in the box of the object')
+        chances = [found['chance'] for found in truth.values() if found['pointing'] is not None]
+        caption += f', {chances[0]:.1%} by chance.' if chances else '.'
+    return table(markdown(header, rows), caption)
+
+
+@said_in_its_place
+def where_it_looks(folder):
+    """For each word that names a shape: how often the attention peaks in the box of its object."""
+    return saved_figures(folder, 'pointing', '{}: how often the attention for a word peaks in the box of its object; the '
+                                             'marks show chance.', 'figure of words and boxes (it needs attention, and a '
+                                                                   'data set with boxes)')
+
+
+@said_in_its_place
+def caption_sheet(folder):
+    """The best, typical and worst captions of each decoder."""
+    return saved_figures(folder, 'captions', '{}: its best, typical and worst captions, each with its BLEU-4 and the '
+                                             'reference that comes closest to it.', 'sheet of captions')
+
+
+def saved_figures(folder, kind, caption, missing):
+    """A figure that ``test.ipynb`` has saved for each decoder.
+
+    :param caption: with a place for the decoder's name
+    :param missing: what the figure is, for the message where there is none
+    """
+    figures = ''
+    for run in read_runs(folder):
+        path = Path(folder) / 'figures' / f'{kind}_{run["seeds"][0]["model"]}.png'
+        if path.exists():
+            figures += image(path.read_bytes(), caption.format(run['name']))
+    if not figures:
+        raise Missing(f'{folder} has no {missing}: run `test.ipynb`')
+    return HTML(figures)

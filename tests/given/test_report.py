@@ -1,0 +1,121 @@
+"""The report: which settings it shows, what is said where runs left nothing, what is still open, page and PDF."""
+
+import json
+import re
+import sys
+
+import nbformat
+import pytest
+import torch
+
+from lab.train.checkpoints import FORMAT
+from lab.train.source import ROOT
+from report import contents, render
+from solver import DEFAULTS
+
+CELLS = [contents.settings_table, contents.settings_compared, contents.learning_curves, contents.bleu_by_beam,
+         contents.bleu_figure,
+         lambda folder: contents.captions(folder, 'test0'), lambda folder: contents.attention_maps(folder, 'test0'),
+         contents.curves_compared, contents.scores_compared, contents.decoders_compared,
+         contents.where_it_looks, contents.caption_sheet]
+SECTIONS = ['1. How each decoder works', '2. Best settings and test BLEU-4', '3. Both models on one picture',
+            '4. Your own improvement', '5. Comparison']
+
+
+def leave_run(folder, name, **settings):
+    """What a training and ``test.ipynb`` leave, as far as the tables need it."""
+    folder.mkdir(exist_ok=True)
+    epoch = dict(epoch=1, val_greedy_bleu4=0.5, val_loss=1.0, train_top5=90.0)
+    (folder / f'history_{name}.json').write_text(json.dumps([epoch]))
+    (folder / f'test_{name}.json').write_text(json.dumps(dict(model=name)))
+    torch.save(dict(format=FORMAT, settings={**DEFAULTS, **settings}), folder / f'BEST_checkpoint_{name}.pth.tar')
+
+
+def rows_of(table):
+    return {cells[0]: cells[1:] for line in table.data.splitlines() if line.startswith('| ') and ':---' not in line
+            if (cells := [cell.strip() for cell in line.strip('|').split('|')])}
+
+
+def template():
+    return nbformat.read(ROOT / 'report/report.ipynb', as_version=4)
+
+
+def test_only_settings_that_differ_are_shown(tmp_path):
+    leave_run(tmp_path / 'a', 'NoAttention', attention=False, epochs=10, alpha_c=0.0, output_folder='a')
+    leave_run(tmp_path / 'a', 'Attention', epochs=10, alpha_c=0.0)
+    leave_run(tmp_path / 'b', 'Attention', epochs=10, dropout=0.2, seed=3)
+    assert rows_of(contents.settings_table(tmp_path / 'a', tmp_path / 'b')) == {
+        'setting': ['plain LSTM (a)', 'soft attention (a)', 'soft attention (b)', 'default'],
+        '`attention`': ['False', 'True', 'True', 'True'], '`dropout`': ['0.5', '0.5', '0.2', '0.5'],
+        '`epochs`': ['10', '10', '10', '120'], '`alpha_c`': ['–', '0.0', '1.0', '1.0'], '`seed`': ['0', '0', '3', '0']}
+    assert list(rows_of(contents.settings_compared(tmp_path / 'a', tmp_path / 'b'))) == [
+        'setting', '`attention`', '`dropout`', '`alpha_c`', '`seed`']
+
+
+@pytest.mark.parametrize('cell', CELLS)
+def test_what_is_not_there_is_said_with_the_notebook_that_makes_it(cell, tmp_path):
+    assert re.match(r'<p class="missing">.* run .*<code>\w+\.ipynb</code>', cell(tmp_path).data)
+
+
+def test_a_section_without_its_runs_says_so():
+    assert 'name their folders in <code>improvement</code>' in contents.scores_compared().data
+
+
+def test_what_is_open():
+    notebook = template()
+    everything = ['the line with your name is not filled in',
+                  f'5 sections still hold *Your text*: {", ".join(SECTIONS)}']
+    assert render.still_open(notebook) == everything
+    texts = [cell for cell in notebook.cells if cell.source == '*Your text*']
+    texts[0].source = texts[3].source = 'The LSTM reads $x_t$.'
+    code = next(cell for cell in notebook.cells if cell.cell_type == 'code')
+    lacking = nbformat.v4.new_output('display_data', {'text/html': contents.note('no maps: run `caption.ipynb`')})
+    code.outputs = [lacking, lacking]
+    assert render.still_open(notebook) == [
+        everything[0], f'3 sections still hold *Your text*: {", ".join(SECTIONS[i] for i in (1, 2, 4))}',
+        'no maps: run `caption.ipynb`']
+    for cell in notebook.cells:
+        cell.source = cell.source.replace('*Your text*', 'Done.').replace('*Name, student number, date*', 'Ada')
+    code.outputs = []
+    assert render.still_open(notebook) == []
+
+
+def test_own_pictures_are_in_the_page(tmp_path):
+    (tmp_path / 'mine.png').write_bytes(b'PNG')
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell('![mine](mine.png)')])
+    render.write_page(notebook, tmp_path / 'report.html')
+    assert 'src="data:image/png;base64,UE5H"' in (tmp_path / 'report.html').read_text()
+
+
+def test_a_broken_formula_is_said_in_a_sentence(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(r'$h_t$ and $\frac{a}{$')])
+    with pytest.raises(ValueError, match=re.escape(r'the formula $\frac{a}{$ cannot be read')):
+        render.write_page(notebook, tmp_path / 'report.html')
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_template_says_no_equation_that_it_asks_for():
+    written = {formula for cell in template().cells for _, formula in render.FORMULA.findall(cell.source)}
+    assert written == {'h_t'}  # how a formula is written
+
+
+def test_pdf(tmp_path, monkeypatch):
+    """A browser prints the page; without one an older PDF does not stay."""
+    page, pdf = tmp_path / 'my report.html', tmp_path / 'report.pdf'
+    page.write_text('<h1>Report</h1>')
+    browser = tmp_path / 'chromium'
+    browser.write_text(f'#!{sys.executable}\nimport sys\nopen(sys.argv[-2].split("=")[1], "w").write(sys.argv[-1])')
+    browser.chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path))
+    monkeypatch.setattr(render, 'BROWSERS', ['chromium'])
+    assert render.write_pdf(page, pdf) and pdf.read_text() == page.as_uri()
+    browser.unlink()
+    assert not render.write_pdf(page, pdf) and {path.name for path in tmp_path.iterdir()} == {page.name}
+
+
+@pytest.mark.skipif(render.find_browser() is None, reason='there is no browser here')
+def test_pdf_of_a_browser(tmp_path):
+    page, pdf = tmp_path / 'report.html', tmp_path / 'report.pdf'
+    page.write_text('<p style="break-after: page">1<p>2')
+    assert render.write_pdf(page, pdf)
+    assert pdf.read_bytes().startswith(b'%PDF') and len(re.findall(rb'/Type */Page\b', pdf.read_bytes())) == 2
