@@ -229,7 +229,8 @@ def curves_compared(*folders):
     runs = [run for run in read_runs(*folders) if run['settings']]
     histories = {run['name']: [seed['history'] for seed in run['seeds']] for run in runs}
     begins = {run['name']: [seed.get('begins', (0, None)) for seed in run['seeds']] for run in runs}
-    return drawn(plot_history(histories, begins, training=False), 'Learning curves of the compared runs, on the validation split.')
+    return drawn(plot_history(histories, begins, training=False),
+                 'Learning curves of the compared runs, on the validation split.')
 
 
 @said_in_its_place
@@ -279,9 +280,9 @@ def decoders_compared(folder):
 @said_in_its_place
 def where_it_looks(folder):
     """For each word that names a shape: how often the attention peaks in the box of its object."""
-    return saved_figures(folder, 'pointing', '{}: how often the attention for a word peaks in the box of its object; the '
-                                             'marks show chance.', 'figure of words and boxes (it needs attention, and a '
-                                                                   'data set with boxes)')
+    return saved_figures(
+        folder, 'pointing', '{}: how often the attention for a word peaks in the box of its object, and by chance.',
+        'figure of words and boxes, which needs attention and a data set with boxes')
 
 
 @said_in_its_place
