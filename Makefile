@@ -2,7 +2,7 @@
 # make test-all: the slow tests too, before a release.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
-# For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
+# For instructors: make handout (folder and zip for students; LANGUAGE=zh: in Chinese), make bonus (a further task), make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +26,7 @@ bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench
 
 handout: $(VENV)/.ready
-	$(PY) -m instructor.handout --install
+	$(PY) -m instructor.handout --install $(if $(LANGUAGE),--language $(LANGUAGE))
 
 bonus: $(VENV)/.ready
 	$(PY) -m instructor.bonus

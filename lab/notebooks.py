@@ -53,7 +53,8 @@ def check_todos(*todos):
             if collected := re.search(r'collected (\d+) items', line):
                 bar.total = int(collected[1])
             bar.update(bool(re.search(r'::test_\w+ (PASSED|FAILED|SKIPPED|ERROR)', line)))
-    print('\n'.join(line for line in lines if re.match(r'TODO \d|in all', line)))
+    if table := re.search(r'^=+ TODOs =+\n(.*?)\n=', '\n'.join(lines), re.M | re.S):
+        print(table[1])
     still_open = [match[1] for line in lines if (match := re.search(r'^SKIPPED.*not done yet: (TODO .*)', line))]
     if still_open:
         raise NotImplementedError(min(still_open))

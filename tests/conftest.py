@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.write_line(f'TODO {todo}  {state:6} {of}'.rstrip())
         if state != 'done':  # where its first `raise` still stands
             said = ' '.join(still_open.get(todo, []))
-            for method in dict.fromkeys(re.findall(r'TODO \d+: ([\w.]+) is still', said)):
+            for method in dict.fromkeys(re.findall(r'TODO \d+: ([\w.]+) ', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')
             for other in sorted(set(re.findall(r'waits for TODO (\d+)', said)) - {str(todo)}):
                 terminalreporter.write_line(f'{"":8}waits for TODO {other}')
