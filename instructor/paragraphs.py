@@ -51,11 +51,11 @@ def rewrite(name, text, say):
 
 
 def toml(text, say):
-    """The values of ``title`` and ``about``."""
+    """The values of ``title``, ``answer`` and ``about``."""
     def value(match):
         said = say(json.loads(match[2]))
         return match[0] if said is None else match[1] + json.dumps(said, ensure_ascii=False)
-    return re.sub(r'^((?:title|about) = )(".*")$', value, text, flags=re.M)
+    return re.sub(r'^((?:title|answer|about) = )(".*")$', value, text, flags=re.M)
 
 
 def has_words(text):

@@ -138,7 +138,7 @@ def test_the_assignment_has_titles_and_points_of_the_rubric():
     for todo, entry in checking.rubric().items():
         points = sum(entry['points'].values())
         total += points
-        assert len(re.findall(rf'^ *\| {todo} \| `.+`: .+ \| .*\| .+ \|$', text, re.M)) == 1
+        assert len(re.findall(rf'^\| TODO {todo} \| `.+`: .+ \| seconds \|$', text, re.M)) == 1
         assert re.search(rf'\| TODO {todo}: .* \| {points} \|', text)
     assert f'| **in all** | **{total}** |' in text and '{{' not in text
 
