@@ -34,7 +34,8 @@ NAME = 'captioning'
 FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/captionnet.py', 'lab/more/cells.py',
                  'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
                  'docs/images/adaptive.png', 'docs/images/looks.png', 'tests/bonus/*')  # see instructor/bonus.py
-KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', *FOR_THE_BONUS)
+KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', 'docs/README.zh.md',
+             *FOR_THE_BONUS)
 # Given code with a TODO of the bonus task in it -> number of its first TODO.
 FIRST_OF_BONUS = {file: todo for todo, file in sorted(BONUS.items(), reverse=True)}
 ASSIGNMENT = ROOT / 'instructor' / 'ASSIGNMENT.md'

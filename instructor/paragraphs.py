@@ -136,8 +136,9 @@ def python(text, say, comments=True):
         return [begins[line - 1] + len(lines[line - 1].encode()[:column].decode()) for line, column in (
             (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset))]
 
-    def whole(node):
-        return template(text[slice(*span(node))], isinstance(node, ast.JoinedStr))
+    def whole(node):  # a raw string is a pattern
+        piece = text[slice(*span(node))]
+        return '' if piece[0] == 'r' else template(piece, isinstance(node, ast.JoinedStr))
 
     edits = [(*span(node), partial(string, node, whole(node), is_nested(node, tokens)))
              for node in strings(tree, whole, of_checks=not comments)]
@@ -187,7 +188,7 @@ def string(node, whole, nested, say, before, behind):
     :param nested: whether it stands between brackets, where a line may end
     """
     said = say(whole)
-    if said is None:
+    if said in (None, whole):
         return None
     write = partial(literal, places=isinstance(node, ast.JoinedStr))
     if columns(before + write(said) + behind) <= WIDTH:
@@ -283,43 +284,64 @@ def literal(text, places):
 
 
 def reflowed(lines, room, say):
-    """The lines of a docstring or of a block of comments, with what ``say`` makes of their paragraphs."""
+    """The lines of a docstring or of a block of comments, with what ``say`` makes of their paragraphs.
+
+    :param room: columns of a line
+    """
     out, block = [], []
+    for line in [*lines, '']:
+        if block and not goes_on(block, line, room):
+            out += written(block, room, say)
+            block = []
+        if line.strip():
+            block.append(line)
+        else:
+            out.append(line)
+    return out[:-1]
 
-    def end():
-        if block:
-            out.extend(written(block, room, say))
-            block.clear()
 
-    for line in lines:
-        words = line.strip()
-        if block:
-            item, more = ITEM.match(block[0].lstrip()), indent_of(line) - indent_of(block[0])
-            full = columns(block[-1]) + WIDTH - room >= FULL
-            if not words or ITEM.match(words) or not (more > 0 if item else more > DEEP or more == 0 and full):
-                end()
-        block.append(line)
-        if not words or GAP.search(words):
-            end()
-    end()
-    return out
+def goes_on(block, line, room):
+    """Whether a line belongs to the paragraph above it."""
+    first, last = block[0], block[-1]
+    more = indent_of(line) - indent_of(first)
+    if not line.strip() or ITEM.match(line.lstrip()):
+        return False
+    if GAP.search(last.strip()):  # a row of a table: its last column may go on
+        return len(block) == 1 and indent_of(line) == [gap.end() for gap in GAP.finditer(last)][-1]
+    if ITEM.match(first.lstrip()):
+        return more > 0
+    if more > DEEP:
+        return True
+    full = columns(last) + WIDTH - room >= FULL
+    as_before = more == indent_of(block[1]) - indent_of(first) if len(block) > 1 else more >= 0
+    return full and as_before and (len(block) > 1 or more == 0 or last[-1] not in '.?!:')
 
 
 def written(block, room, say):
     """A paragraph anew, its columns where they were."""
-    deep = len(block) > 1 and indent_of(block[-1]) - indent_of(block[0]) > DEEP
-    text = ' '.join(f' {line.strip()}' if deep and line is block[-1] else line.strip() for line in block)
-    said = say(GAP.sub('  ', text)) if has_words(text) else None
+    first, last = block[0], block[-1]
+    # the last line may hold nothing but a column at the right
+    alone = len(block) > 1 and not GAP.search(first.strip()) and indent_of(last) - indent_of(first) > DEEP
+    text = GAP.sub('  ', ' '.join(f' {line.strip()}' if alone and line is last else line.strip() for line in block))
+    said = say(text) if has_words(text) else None
     if said is None:
         return block
-    item = ITEM.match(text)
-    hang = indent_of(block[0]) + (0 if not item else 4 if item[1] else item.end())
-    places = [gap.end() for gap in GAP.finditer(block[-1]) if gap.start() or deep]
-    first, *cells = said.split('  ')
-    lines = wrapped(' ' * indent_of(block[0]) + first, room, hang)
+    places = [gap.end() for line in block for gap in GAP.finditer(line) if gap.start() or alone and line is last]
+    item, start = ITEM.match(text), indent_of(first)
+    hang = indent_of(block[1]) - start if len(block) > 1 + alone else 0
+    if item:
+        hang = 4 if item[1] else item.end()
+    cell, *cells = said.split('  ')
+    lines = wrapped(' ' * start + cell, room, start + hang)
     for cell, place in zip(cells, places, strict=True):
-        place = max(place, columns(lines[-1]) + 2) if columns(lines[-1]) + 2 + columns(cell) <= room else place
-        if columns(lines[-1]) + 2 > place:
-            lines.append('')
-        lines[-1] += ' ' * (place - columns(lines[-1])) + cell
+        here = columns(lines[-1])
+        if here + 2 > place:
+            if here + 2 + columns(cell) <= room:
+                place = here + 2
+            else:
+                lines.append('')
+                here = 0
+        begin, *rest = wrapped(' ' * place + cell, room, place)
+        lines[-1] += begin[here:]
+        lines += rest
     return [line.rstrip() for line in lines]

@@ -3,10 +3,11 @@
 English is the source. ``instructor/zh`` holds a gettext file for each source, with its paragraphs (``paragraphs.py``)
 and their Chinese. The command brings these files up to date: a new paragraph comes in empty, a changed one is marked
 *fuzzy* and keeps its old Chinese, one that is gone goes. Then it lists what is missing. ``make handout LANGUAGE=zh``
-takes the Chinese; a paragraph without it, or a fuzzy one, stays English.
+takes the Chinese; a paragraph without it, or a fuzzy one, stays English. instructor/zh/glossary.md is for translators.
 """
 
 import io
+import re
 
 from babel.messages.catalog import Catalog
 from babel.messages.pofile import read_po, write_po
@@ -27,6 +28,7 @@ STILL_ENGLISH = ['README.md', 'instructor/ASSIGNMENT.md', 'train_attention.ipynb
                  'tests/test_todo3.py', 'tests/test_todo4.py', 'tests/test_todo5.py', 'instructor/mistakes/todo3.toml',
                  'instructor/mistakes/todo4.toml', 'instructor/mistakes/todo5.toml']
 SOURCES = TRANSLATED + STILL_ENGLISH
+README = ROOT / 'docs' / 'README.zh.md'
 HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
 
 
@@ -90,6 +92,12 @@ def translated(source, text):
     return rewrite(source, text, chinese(source).get)
 
 
+def readme():
+    """README.md in Chinese, as it lies in docs."""
+    text = translated('README.md', (ROOT / 'README.md').read_text(encoding='utf-8'))
+    return re.sub(r'\]\((?!\w+:|#)', '](../', text)
+
+
 def main():
     known = {}
     for source in SOURCES:
@@ -97,6 +105,9 @@ def main():
         with atomic_path(po_file(source)) as temporary:
             temporary.write_text(content, encoding='utf-8')
         known |= chinese(source)
+    if 'README.md' in TRANSLATED:
+        with atomic_path(README) as temporary:
+            temporary.write_text(readme(), encoding='utf-8')
     for source in SOURCES:
         missing = behind(source)
         print(f'{source}: {len(missing)} of {len(english(source))} paragraphs are missing')
