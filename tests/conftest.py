@@ -107,7 +107,7 @@ def pytest_terminal_summary(terminalreporter, config):
                                                       subsequent_indent=' ' * 8))
         if state != 'done':  # where its first `raise` still stands
             said = ' '.join(still_open.get(todo, []))
-            for method in dict.fromkeys(re.findall(r'TODO \d+: ([\w.]+) ', said)):
+            for method in dict.fromkeys(re.findall(r'not done yet: TODO \d+: ([\w.]+) ', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')
             for other in sorted(set(re.findall(r'waits for TODO (\d+)', said)) - {str(todo)}):
                 terminalreporter.write_line(f'{"":8}waits for TODO {other}')
