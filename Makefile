@@ -4,7 +4,8 @@
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
 # make pictures: the demo, and its figures become those of README.md.
-# For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
+# For instructors: make handout (folder and zip for students; LANGUAGE=zh: in Chinese), make bonus (a further task),
+# make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
 PYTHON ?= python3
 VENV := .venv
@@ -36,7 +37,7 @@ bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench
 
 handout: $(VENV)/.ready
-	$(PY) -m instructor.handout --install
+	$(PY) -m instructor.handout --install $(if $(LANGUAGE),--language $(LANGUAGE))
 
 bonus: $(VENV)/.ready
 	$(PY) -m instructor.bonus

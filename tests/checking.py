@@ -30,6 +30,7 @@ STEPS = {'plain': 16 * 21, 'attention': 200, 'attentive': 8 * 21 * 2}  # of the 
 EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'attentive_step'),
            5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
 RANDOM = ('_half', '_masked', '_words')  # requests whose replies hold random numbers
+KNOWN = 'Known mistake: '  # begins what a check says of one
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
 
@@ -283,7 +284,7 @@ class Answer:
         """Fail, with everything in the first line."""
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply, slow)
         if known:  # the same error, and the time, can come from elsewhere, the same numbers hardly
-            cause = ('Likely cause: ' if self.errors or slow else 'Known mistake: ') + '; or: '.join(known)
+            cause = ('Likely cause: ' if self.errors or slow else KNOWN) + '; or: '.join(known)
         elif cause:
             cause = f'Likely cause: {cause}'
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'

@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from checking import Lab, in_this_process, rubric
+from checking import KNOWN, Lab, in_this_process, rubric
 
 RESULTS, OPEN = pytest.StashKey(), pytest.StashKey()
 WRONG = r'(TODO \d+), ((?:\w+\.)?)(\w+): '  # begins what a check says
@@ -75,7 +75,7 @@ def one_mistake_one_paragraph(reports):
         groups = [sum(methods.values(), [])] if '__init__' in methods else methods.values()
         for group in groups:
             group.sort(key=lambda report: ('.__init__:' not in report.longreprtext,
-                                           'Known mistake' not in report.longreprtext))
+                                           KNOWN not in report.longreprtext))
             paragraphs.append((group[0].longreprtext, [report.nodeid.rpartition('::')[2] for report in group]))
     return paragraphs
 
@@ -107,7 +107,7 @@ def pytest_terminal_summary(terminalreporter, config):
                                                       subsequent_indent=' ' * 8))
         if state != 'done':  # where its first `raise` still stands
             said = ' '.join(still_open.get(todo, []))
-            for method in dict.fromkeys(re.findall(r'TODO \d+: ([\w.]+) is still', said)):
+            for method in dict.fromkeys(re.findall(r'not done yet: TODO \d+: ([\w.]+) ', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')
             for other in sorted(set(re.findall(r'waits for TODO (\d+)', said)) - {str(todo)}):
                 terminalreporter.write_line(f'{"":8}waits for TODO {other}')
