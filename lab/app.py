@@ -12,7 +12,6 @@ from base64 import b64encode
 from io import BytesIO
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import nbformat.v4
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from PIL import Image
 
 from lab.data.images import ImageFileError, open_image, squash
 from lab.decode.evaluate import caption_image
-from lab.figures import label, plot_attention, read_histories
+from lab.figures import label, lit, read_histories
 from lab.train.checkpoints import load_models
 from utils import sentence
 
@@ -54,10 +53,8 @@ def attention_maps(picture, found):
     """
     if found['alphas'] is None:
         return []
-    figure = plot_attention(picture, found['caption'], found['alphas'])
-    plt.close(figure)  # it is not drawn: only its maps are wanted
-    return [(np.asarray(axes.images[0].get_array()), f'{word} {alpha.max():.0%}')
-            for axes, word, alpha in zip(figure.axes[1:], found['caption'], found['alphas'], strict=False)]
+    return [(lit(picture, alpha), f'{word} {alpha.max():.0%}')
+            for word, alpha in zip(found['caption'], found['alphas'], strict=True)]
 
 
 def figure_html(pixels, title, side):

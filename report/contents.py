@@ -53,13 +53,14 @@ def note(sentence):
 # --- What the runs left ---
 
 
-def read_runs(*folders):
-    """The tested runs of these folders.
+def read_runs(folders):
+    """The tested runs of a folder, or of a list of folders.
 
     :return: list of dicts: ``name`` for people; ``settings`` of its training, None of an ensemble; ``seeds``, a dict of
         ``evaluate.evaluate`` for each seed, with its ``history``
     :raises Missing: no folder, or none with test results
     """
+    folders = [folders] if isinstance(folders, (str, Path)) else folders
     if not folders:
         raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
     runs = []
@@ -127,9 +128,9 @@ def drawn(figure, caption):
 
 
 @said_in_its_place
-def settings_table(*folders):
+def settings_table(folders):
     """The settings that are not the default in every run."""
-    names, values = all_settings(read_runs(*folders))
+    names, values = all_settings(read_runs(folders))
     rows = [[f'`{key}`', *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
             if set(map(str, of_runs)) - {str(DEFAULTS[key]), UNUSED}]
     return table(markdown(['setting', *names, 'default'], rows),
@@ -138,9 +139,9 @@ def settings_table(*folders):
 
 
 @said_in_its_place
-def settings_compared(*folders):
+def settings_compared(folders):
     """The settings in which the runs differ from each other."""
-    names, values = all_settings(read_runs(*folders))
+    names, values = all_settings(read_runs(folders))
     rows = [[f'`{key}`', *map(str, of_runs)] for key, of_runs in values.items()
             if len(set(map(str, of_runs)) - {UNUSED}) > 1]
     return table(markdown(['setting', *names], rows),
@@ -224,9 +225,9 @@ def read_caption(folder, picture):
 
 
 @said_in_its_place
-def curves_compared(*folders):
+def curves_compared(folders):
     """Validation loss, top-5 accuracy and BLEU-4 per epoch of all runs of these folders."""
-    runs = [run for run in read_runs(*folders) if run['settings']]
+    runs = [run for run in read_runs(folders) if run['settings']]
     histories = {run['name']: [seed['history'] for seed in run['seeds']] for run in runs}
     begins = {run['name']: [seed.get('begins', (0, None)) for seed in run['seeds']] for run in runs}
     return drawn(plot_history(histories, begins, training=False),
@@ -234,9 +235,9 @@ def curves_compared(*folders):
 
 
 @said_in_its_place
-def scores_compared(*folders):
+def scores_compared(folders):
     """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
-    runs = read_runs(*folders)
+    runs = read_runs(folders)
     beams = [score['beam_size'] for score in runs[0]['seeds'][0]['scores']]
     middle = len(beams) // 2
     rows = []

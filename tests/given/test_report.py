@@ -44,11 +44,11 @@ def test_only_settings_that_differ_are_shown(tmp_path):
     leave_run(tmp_path / 'a', 'NoAttention', attention=False, epochs=10, alpha_c=0.0, output_folder='a')
     leave_run(tmp_path / 'a', 'Attention', epochs=10, alpha_c=0.0)
     leave_run(tmp_path / 'b', 'Attention', epochs=10, dropout=0.2, seed=3)
-    assert rows_of(contents.settings_table(tmp_path / 'a', tmp_path / 'b')) == {
+    assert rows_of(contents.settings_table([tmp_path / 'a', tmp_path / 'b'])) == {
         'setting': ['plain LSTM (a)', 'soft attention (a)', 'soft attention (b)', 'default'],
         '`attention`': ['False', 'True', 'True', 'True'], '`dropout`': ['0.5', '0.5', '0.2', '0.5'],
         '`epochs`': ['10', '10', '10', '120'], '`alpha_c`': ['–', '0.0', '1.0', '1.0'], '`seed`': ['0', '0', '3', '0']}
-    assert list(rows_of(contents.settings_compared(tmp_path / 'a', tmp_path / 'b'))) == [
+    assert list(rows_of(contents.settings_compared([tmp_path / 'a', tmp_path / 'b']))) == [
         'setting', '`attention`', '`dropout`', '`alpha_c`', '`seed`']
 
 
@@ -58,7 +58,7 @@ def test_what_is_not_there_is_said_with_the_notebook_that_makes_it(cell, tmp_pat
 
 
 def test_a_section_without_its_runs_says_so():
-    assert 'name their folders in <code>improvement</code>' in contents.scores_compared().data
+    assert 'name their folders in <code>improvement</code>' in contents.scores_compared([]).data
 
 
 def test_what_is_open():
