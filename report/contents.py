@@ -249,7 +249,8 @@ def scores_compared(folders):
                      *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
     return table(markdown(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
                            f'CIDEr-D, beam {beams[middle]}', 'minutes'], rows),
-                 'Test scores of the compared runs, mean ± standard deviation over the seeds. Minutes: of one training.')
+                 'Test scores of the compared runs, mean ± standard deviation over the seeds. '
+                 'Minutes: of one training.')
 
 
 @said_in_its_place
@@ -271,8 +272,8 @@ def decoders_compared(folder):
     if truth:
         chances = [found['chance'] for found in truth.values() if found['pointing'] is not None]
         by_chance = f', {chances[0]:.1%} by chance' if chances else ''
-        caption += (' Named: captions that name the colour and shape of every object, and nothing else. Pointing: shape '
-                    f'words whose greatest attention lies in the box of the object{by_chance}.')
+        caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
+                    f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
     return table(markdown(['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D',
                            *['named', 'pointing'] * bool(truth)], rows), caption)
 
