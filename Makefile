@@ -1,17 +1,28 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs, in minutes.
 # make test-all: the slow tests too, before a release.
+# make app: a page that captions pictures of your own, with the models in runs/shapes, or else with those of the demo.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
-# For instructors: make handout (folder and zip for students), make bonus (a further task), make gradescope (its autograder zip),
+# make pictures: the demo, and its figures become those of README.md.
+# For instructors: make handout (folder and zip for students; LANGUAGE=zh: in Chinese), make bonus (a further task),
+# make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-all compare bench handout bonus gradescope remake clean
+.PHONY: demo pictures app test test-all compare bench handout bonus gradescope remake clean
 
 demo: $(VENV)/.ready
 	$(PY) -m instructor.demo
+
+# in the folder with the models.py that the models were trained with: this one, or the demo's
+TRAINED := $(dir $(wildcard ./runs/shapes/BEST_checkpoint_* build/demo/runs/shapes/BEST_checkpoint_*))
+app: $(VENV)/.ready
+	@cd $(firstword $(TRAINED:/runs/shapes/=) .) && $(abspath $(PY)) -m lab.app
+
+pictures: $(VENV)/.ready
+	$(PY) -m instructor.demo --pictures
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test
@@ -26,7 +37,7 @@ bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench
 
 handout: $(VENV)/.ready
-	$(PY) -m instructor.handout --install
+	$(PY) -m instructor.handout --install $(if $(LANGUAGE),--language $(LANGUAGE))
 
 bonus: $(VENV)/.ready
 	$(PY) -m instructor.bonus

@@ -15,6 +15,9 @@ restval), VAL and TEST:
 Each file gets its name when it is complete. The next run keeps the complete HDF5 files of a run that was stopped or
 killed, and does nothing if all ten files are there. Of two runs on one folder the second waits for the first.
 
+Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
+counts sequences of these tokens, so compare it only between runs with the same tokenizer.
+
 A picture in two splits is refused, since a test on training pictures says nothing about new ones. Links to one file
 are one picture. A copy of the file under another name is not noticed.
 """
@@ -39,7 +42,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 # No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
-from lab.data import row_file
+from lab.data import row_file, tokenizers
 from lab.data.images import ImageFileError, load_image
 from lab.data.processes import default_workers, map_in
 from lab.data.vocabulary import build_word_map, encode_caption
@@ -79,8 +82,14 @@ class Picture(NamedTuple):
     place: tuple | None
 
 
-def read_karpathy(path, image_folder, max_len):
-    """:return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file"""
+def read_karpathy(path, image_folder, max_len, cut=None):
+    """
+    :param cut: function that splits a sentence's ``raw`` into tokens; None: take its ``tokens``
+    :return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file
+    """
+    def tokens(sentence):
+        return cut(sentence["raw"]) if cut else sentence["tokens"]
+
     try:
         content = Path(path).read_bytes()
         data = json.loads(content)
@@ -92,7 +101,7 @@ def read_karpathy(path, image_folder, max_len):
     try:
         for entry in tqdm(data["images"], desc="checking images", unit="image", delay=2):
             # intern keeps each word in memory once
-            captions = [[sys.intern(token) for token in sentence["tokens"]] for sentence in entry["sentences"]]
+            captions = [[sys.intern(token) for token in tokens(sentence)] for sentence in entry["sentences"]]
             usable = [caption for caption in captions if 0 < len(caption) <= max_len]
             name = posixpath.normpath(posixpath.join(entry.get("filepath") or "", entry["filename"]))
             file = os.path.join(image_folder, name)
@@ -103,7 +112,8 @@ def read_karpathy(path, image_folder, max_len):
     except (AttributeError, KeyError, TypeError) as error:
         raise InputFilesError(
             f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
-            f"'sentences', each with a list of words as 'tokens' ({type(error).__name__}: {error})") from error
+            f"'sentences', each with a list of words as 'tokens', or with a text as 'raw' for --tokenizer "
+            f"({type(error).__name__}: {error})") from error
     return pictures, hashlib.sha256(content).hexdigest()
 
 
@@ -247,7 +257,7 @@ def choose_captions(picture, captions_per_image, seed):
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
                        output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False, image_size=256,
-                       allow_shared_images=False):
+                       allow_shared_images=False, tokenizer=None):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -262,6 +272,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
     :param image_size: side of the square images in pixels
     :param allow_shared_images: accept pictures that are in two splits
+    :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
+        characters; None takes its ``tokens``
     :return: summary, dict with ``data_name`` (base), ``splits`` (per split ``images``, ``captions``,
         ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens), ``bad_images`` (list
         of {image, split, reason}), ``too_long_images`` (names of images without a caption of 1 to max_len words) and
@@ -279,7 +291,11 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     word_map_path = folder / f"WORDMAP_{data_name}.json"
     json_paths = [*captions_paths.values(), *lengths_paths.values(), word_map_path]
 
-    pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len)
+    try:
+        cut = tokenizers.by_name(tokenizer) if tokenizer else None
+    except ImportError as error:
+        raise InputFilesError(str(error)) from None
+    pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len, cut)
     usable, bad, too_long = sort_out(pictures, skip_bad)
     if not allow_shared_images:
         refuse_shared(usable)
@@ -287,7 +303,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     if not of_split["TRAIN"]:
         raise InputFilesError(f"{karpathy_json_path}: there is no usable image in the training split")
     settings = [captions_per_image, min_word_freq, max_len, seed, image_size, skip_bad]
-    fingerprint = sha256([FORMAT_VERSION, json_hash, [picture.stamp for picture in pictures], *map(int, settings)])
+    fingerprint = sha256([FORMAT_VERSION, json_hash, [picture.stamp for picture in pictures], *map(int, settings),
+                          *[tokenizer] * bool(tokenizer)])
     attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
 
     def is_complete(split):
@@ -373,6 +390,8 @@ def main(arguments=None):
     option("workers", type=int, help="decoding processes; default: one per CPU core, 16 at most")
     option("skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
+    option("tokenizer", choices=tokenizers.NAMES,
+           help="split each raw sentence into Chinese words (rjieba) or single characters; default: take its tokens")
     option("allow-shared-images", action="store_true", help="accept pictures that are in two splits")
     try:
         create_input_files(**vars(parser.parse_args(arguments)))

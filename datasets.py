@@ -179,5 +179,5 @@ def content_digest(data_folder, data_name, split):
 
 
 def speaks_of_a_side(word):
-    """Whether a word speaks of left or right: "left", "Right-hand", "far-left", "(right)"; but not "bright"."""
-    return re.search(r'(?<![a-z])(left|right)', word.lower()) is not None
+    """Whether a word speaks of left or right: "left", "Right-hand", "(right)", "左边"; but not "bright"."""
+    return re.search(r'(?<![a-z])(left|right)|[左右]', word.lower()) is not None

@@ -71,7 +71,8 @@ def without_outputs(source):
         if cell['cell_type'] == 'code':
             cell['outputs'], cell['execution_count'] = [], None
         cell['metadata'] = {key: value for key, value in cell['metadata'].items() if key == 'tags'}
-    notebook['metadata'].pop('papermill', None)
+    for of_a_run in ('papermill', 'widgets'):
+        notebook['metadata'].pop(of_a_run, None)
     return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
 
 

@@ -7,6 +7,7 @@ there, and prints what came out.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from instructor.assemble import ROOT, assemble
 from lab.notebooks import run_notebook
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
+PICTURES = {'attention_test1': 'attention', 'history_Attention': 'history'}  # figure -> what README.md calls it
 
 
 def print_results(run_folder):
@@ -41,6 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'demo', help='build folder')
     parser.add_argument('--models', type=Path, default=ROOT / 'instructor' / 'models.py', help='models.py to lay in')
+    parser.add_argument('--pictures', action='store_true', help='put its figures into README.md (docs/images)')
     arguments = parser.parse_args()
     start = time.perf_counter()
     # layers as small as the demo's gain nothing from a second thread, and lose much when anything else runs
@@ -58,6 +61,9 @@ def main():
     subprocess.run([sys.executable, 'report/render.py'], cwd=build, check=True)
 
     run_folder = build / 'runs' / 'shapes'
+    if arguments.pictures:
+        for figure, picture in PICTURES.items():
+            shutil.copy(run_folder / 'figures' / f'{figure}.png', ROOT / 'docs' / 'images' / f'{picture}.png')
     print('\n')
     print_results(run_folder)
     print(f'\nfigures    {run_folder / "figures"}\nreport     {build / "report" / "report.html"}\n'

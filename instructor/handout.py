@@ -1,4 +1,4 @@
-"""What students get: ``python -m instructor.handout`` (``make handout``).
+"""What students get: ``python -m instructor.handout`` (``make handout``; ``LANGUAGE=zh`` for the Chinese one).
 
 Lays out the assignment with its TODOs open in ``build/handout/captioning`` and packs the folder as a zip, the same
 bytes every time. Then it proves on the result that the solution is not in it and that a student can begin.
@@ -13,27 +13,33 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 from tqdm import tqdm
 
+from instructor import translate
 from instructor.assemble import ROOT, wanted_files, without_outputs
 from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
+from instructor.expected import as_file, content_of
 from utils import atomic_path
 
 sys.path.insert(0, str(ROOT / 'tests'))
-from checking import rubric, rubric_file  # noqa: E402
+from checking import rubric  # noqa: E402
 
 NAME = 'captioning'
 # Part of the assignment, but not of what is handed out: tests of the given code, pages for instructors.
 FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/captionnet.py', 'lab/more/cells.py',
                  'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
                  'docs/images/adaptive.png', 'docs/images/looks.png', 'tests/bonus/*')  # see instructor/bonus.py
-KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', *FOR_THE_BONUS)
+KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', 'docs/README.zh.md',
+             *FOR_THE_BONUS)
 # Given code with a TODO of the bonus task in it -> number of its first TODO.
 FIRST_OF_BONUS = {file: todo for todo, file in sorted(BONUS.items(), reverse=True)}
+ASSIGNMENT = ROOT / 'instructor' / 'ASSIGNMENT.md'
+TABLE = {'en': ('task', 'points', 'in all'), 'zh': ('任务', '分值', '合计')}  # of the points, in ASSIGNMENT.md
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
@@ -42,8 +48,11 @@ class HandoutError(Exception):
     """The handout holds something it must not, or lacks something."""
 
 
-def files():
-    """What is handed out: path in the folder -> content."""
+def files(language='en'):
+    """What is handed out: path in the folder -> content.
+
+    :param language: 'en' or 'zh'
+    """
     found = {}
     for path in wanted_files():
         if any(path.match(pattern) for pattern in KEPT_BACK):
@@ -57,8 +66,26 @@ def files():
             content = student_source(content.decode(), name, FIRST_OF_BONUS[name]).encode()
         found[path.as_posix()] = content
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
-    found['ASSIGNMENT.md'] = assignment().encode()
+    found['ASSIGNMENT.md'] = ASSIGNMENT.read_bytes()
+    if language == 'zh':
+        for name in found:
+            source = ASSIGNMENT.relative_to(ROOT).as_posix() if name == 'ASSIGNMENT.md' else name
+            if source in translate.SOURCES:
+                found[name] = translate.translated(source, found[name].decode()).encode()
+        found['tests/expected.npz'] = with_chinese_mistakes(found['tests/expected.npz'])
+    found['ASSIGNMENT.md'] = assignment(found['ASSIGNMENT.md'].decode(), found['tests/rubric.toml'].decode(),
+                                        *TABLE[language]).encode()
     return dict(sorted(found.items()))
+
+
+def with_chinese_mistakes(expected_results):
+    """tests/expected.npz with what known mistakes are in Chinese, where it has been translated."""
+    index, numbers = content_of(expected_results)
+    said = {about: known for source in translate.SOURCES if '/mistakes/' in source
+            for about, known in translate.chinese(source).items()}
+    index['mistakes'] = {request: {said.get(about, about): signature for about, signature in known.items()}
+                         for request, known in index['mistakes'].items()}
+    return as_file(index, numbers)
 
 
 def with_runs_of_the_lab(notebook):
@@ -79,20 +106,26 @@ def with_runs_of_the_lab(notebook):
     return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
 
 
-def assignment():
-    """ASSIGNMENT.md with the titles and points of the rubric in it."""
-    text = (ROOT / 'instructor' / 'ASSIGNMENT.md').read_text(encoding='utf-8')
-    rows, total = ['| task | points |', '|:---|---:|'], 0
-    for todo, entry in rubric().items():
-        name, _, what = entry['title'].partition(':')
-        title, points = f'`{name}`:{what}', sum(entry['points'].values())
-        text = text.replace(f'{{{{TODO {todo}}}}}', title)
-        rows.append(f'| TODO {todo}: {title} | {points} |')
-        total += points
-    for entry in rubric_file()['by_a_person']:
+def assignment(text, rubric, task, points, in_all):
+    """ASSIGNMENT.md with the titles and points of the rubric in it.
+
+    :param text: with places for them
+    :param rubric: the file
+    :param task, points, in_all: words of the table of points
+    """
+    rubric = tomllib.loads(rubric)
+    rows, total = [f'| {task} | {points} |', '|:---|---:|'], 0
+    for key, entry in rubric.items():
+        if todo := re.fullmatch(r'todo(\d+)', key):
+            name, colon, what = re.split('([:：])', entry['title'], maxsplit=1)
+            title, value = f'`{name}`{colon}{what}', sum(entry['points'].values())
+            text = text.replace(f'{{{{TODO {todo[1]}}}}}', title)
+            rows.append(f'| TODO {todo[1]}: {title} | {value} |')
+            total += value
+    for entry in rubric['by_a_person']:
         rows.append(f"| {entry['title']} | {entry['points']} |")
         total += entry['points']
-    rows.append(f'| **in all** | **{total}** |')
+    rows.append(f'| **{in_all}** | **{total}** |')
     return text.replace('{{points}}', '\n'.join(rows))
 
 
@@ -108,17 +141,18 @@ def pack(content):
     return buffer.getvalue()
 
 
-def build(folder):
+def build(folder, language='en'):
     """Write the folder and the zip.
 
     :param folder: emptied first, if an earlier handout is in it
+    :param language: 'en' or 'zh'
     :return: folder with the assignment, zip file
     """
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()) and not (folder / f'{NAME}.zip').exists():
         raise HandoutError(f'{folder} holds something else than a handout: name another folder')
     shutil.rmtree(folder, ignore_errors=True)
-    content = files()
+    content = files(language)
     for name, data in content.items():
         path = folder / NAME / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,7 +253,7 @@ def open_todos(folder, python):
     """The checks report every TODO as not done yet, and nothing as wrong."""
     printed = run([python, '-m', 'pytest', '-q', '-rs', 'tests'], folder)
     for todo in rubric():
-        if not re.search(rf'TODO {todo}  to do +0 of', printed):
+        if not re.search(rf'TODO {todo}  \D+ 0 \D', printed):  # in words of its language
             raise HandoutError(f'TODO {todo} is not reported as not done yet:\n{printed[-3000:]}')
     if 'not done yet' not in printed or 'failed' in printed or 'error' in printed.lower():
         raise HandoutError(f'the checks say something else than "not done yet":\n{printed[-3000:]}')
@@ -246,7 +280,7 @@ except PapermillExecutionError as error:
     print(error.ename, error.evalue)
 """
         printed = run([python, '-c', script], folder)
-        if not re.search(rf'NotImplementedError TODO {todo}: \S+ is still to do', printed):
+        if not re.search(rf'NotImplementedError TODO {todo}: \S+ ', printed):
             raise HandoutError(f'{name}.ipynb does not stop at TODO {todo} with its sentence:\n{printed[-2000:]}')
 
 
@@ -255,7 +289,7 @@ def done_todos(folder, python):
     shutil.copy(REFERENCE, folder / 'models.py')
     printed = run([python, '-m', 'pytest', '-q', 'tests'], folder)
     points = sum(sum(entry['points'].values()) for entry in rubric().values())
-    if f'{points} of {points} points' not in printed:
+    if not re.search(rf'\b{points} \D+ {points} ', printed):
         raise HandoutError(f'the reference does not get all points:\n{printed[-3000:]}')
     run([python, '-c', TINY + """
 for name, attention in (('train_rnn', False), ('train_attention', True)):
@@ -268,12 +302,15 @@ run_notebook('compare.ipynb', pictures=few, cfg=sizes, shown=[0], output_folder=
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'handout', help='where to build it')
+    parser.add_argument('--language', choices=TABLE, default='en', help='of its texts')
+    parser.add_argument('--build', type=Path, help='where to build it; default: build/handout, build/handout_zh')
     parser.add_argument('--install', action='store_true', help='also prove that its environment installs (minutes)')
     arguments = parser.parse_args()
     try:
-        folder, archive = build(arguments.build)
-        if pack(files()) != archive.read_bytes():
+        language = arguments.language
+        place = ROOT / 'build' / ('handout' if language == 'en' else f'handout_{language}')
+        folder, archive = build(arguments.build or place, language)
+        if pack(files(language)) != archive.read_bytes():
             raise HandoutError('a second packing gives other bytes')
         prove_nothing_is_given_away(archive)
         with tempfile.TemporaryDirectory() as scratch:
@@ -281,6 +318,10 @@ def main():
     except HandoutError as error:
         sys.exit(f'error: {error}')
     print(f'\nfolder  {folder}\nzip     {archive}  ({archive.stat().st_size / 1e6:.1f} MB)')
+    if language == 'zh':
+        english, missing = ([len(part) for part in map(of, translate.SOURCES)] for of in (
+            translate.english, translate.behind))
+        print(f'{sum(missing)} of {sum(english)} paragraphs are still in English: python -m instructor.translate')
 
 
 if __name__ == '__main__':

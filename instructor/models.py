@@ -151,9 +151,10 @@ class DecoderWithRNN(nn.Module):
         :return: h, c after the picture, each (batch_size, decoder_dim)
         """
         # TODO 1: DecoderWithRNN.init_hidden_state
-        #   1. The first "word" is the picture: x_{-1} = bn(init(mean of its pixels)).    (batch_size, embed_dim)
+        #   1. The picture is the first "word": x_{-1} = bn(init(a)), where a is the mean of its pixels.
+        #                                                                   (batch_size, embed_dim)
         #   2. The LSTM reads it from a state of zeros. nn.LSTMCell takes zeros when it is given no state.
-        #   3. Return the state after it, h and c.                                (batch_size, decoder_dim) each
+        #   3. Return the state after it, h and c.                          (batch_size, decoder_dim) each
         # In training self.bn needs at least two captions: one alone has no variance.
         ### BEGIN SOLUTION
         image = self.bn(self.init(encoder_out.mean(dim=1)))
@@ -170,12 +171,12 @@ class DecoderWithRNN(nn.Module):
         :return: predictions (batch_size, vocab_size) scores before softmax, new h, new c
         """
         # TODO 1: DecoderWithRNN.one_step
-        # Predict first: for 3 captions and a vocabulary of 10 words, which shape do the predictions have? Does each row
-        # sum to 1? (notes/1_one_word_at_a_time.ipynb, section 3)
+        # Predict first: a new decoder knows 1,000 words and scores them all alike. How large is the cross-entropy of a
+        # word before any training?
         #   1. The LSTM reads the words: h_t, c_t = LSTM(x_t, h_{t-1}, c_{t-1}). nn.LSTMCell takes the state as one
         #      pair, h first.                                                (batch_size, decoder_dim) each
-        #   2. The scores come from the new h: first dropout, then fc. The softmax is part of the loss:
-        #      F.cross_entropy takes scores.                                 (batch_size, vocab_size)
+        #   2. The scores come from the new h: first dropout, then fc. They are no probabilities: the loss,
+        #      F.cross_entropy, takes the softmax itself.                    (batch_size, vocab_size)
         #   3. Return the scores, h and c.
         ### BEGIN SOLUTION
         h, c = self.decode_step(embeddings, (h, c))
@@ -194,18 +195,19 @@ class DecoderWithRNN(nn.Module):
         """
         encoder_out = flatten_pixels(encoder_out)
         # TODO 2: DecoderWithRNN.forward
-        # Predict first: which word is read at t = 0, and which word is scored? How many steps does a caption of
-        # length 7 take? (notes/1_one_word_at_a_time.ipynb, section 3)
-        #   1. Sort the batch by caption length, longest first: then the captions that still run are the first rows at
-        #      every step. Pictures and captions take the same order. sort_ind[i] is the row that caption i of the
-        #      sorted batch had before. caption_lengths is a column, (batch_size, 1): make it (batch_size,) first.
-        #   2. A caption takes one step less than it has words, its decode length: <end> is predicted, but never read.
-        #   3. Look up the vectors of all words of all captions.     (batch_size, max_caption_length, embed_dim)
-        #   4. init_hidden_state gives the first state.
-        #   5. At step t the n captions with a decode length above t still run. Only the first n rows of h, of c and of
-        #      the vectors of word t go through one_step. It gives the scores of step t and the state for step t + 1.
-        #   6. Past a caption's end the scores are zero. The tensor of all scores lies on the device of encoder_out.
-        #                                                            (batch_size, max(decode_lengths), vocab_size)
+        # Predict first: a batch holds two captions, of 5 and of 9 words (<start> and <end> counted). How many rows does
+        # one_step get at t = 3, and how many at t = 4? Which rows of the predictions stay zero?
+        #   The longest caption comes first: then the captions that still run are the first rows at every step. Pictures
+        #     and captions take the same order. sort_ind[i] is the row that caption i of the sorted batch had before.
+        #     caption_lengths is a column, (batch_size, 1): make it (batch_size,) before you sort.
+        #   The decode length of a caption is its number of steps: one less than it has words, since <end> is predicted
+        #     but never read.
+        #   The state before step 0 comes from the picture: init_hidden_state.
+        #   Step t reads word t of the n captions that still run, those with a decode length above t.
+        #     one_step gets their word vectors (n, embed_dim) and their state, h and c (n, decoder_dim); it gives the
+        #     scores of step t and the state for step t + 1.
+        #   predictions holds the scores of caption i at step t in row [i, t], and zeros past the caption's end. It lies
+        #     on the device of encoder_out.                          (batch_size, max(decode_lengths), vocab_size)
         ### BEGIN SOLUTION
         caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
         encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]
@@ -266,16 +268,15 @@ class Attention(nn.Module):
         :return: weighted encoding z (batch_size, encoder_dim), alpha (batch_size, num_pixels)
         """
         # TODO 3: Attention.forward
-        # Predict first: what does each row of alpha sum to? What is alpha when all pixels have the same score?
-        # (notes/4_mathematics_of_attention.ipynb, sections 1 and 3)
-        #   1. The keys are encoder_att of each pixel. They do not depend on h, so a caller may hand them in ready-made.
-        #                                                            (batch_size, num_pixels, attention_dim)
-        #   2. The query is decoder_att of the hidden state.         (batch_size, attention_dim)
-        #   3. A pixel's score e_i comes from its key and the query of its picture, as in the equation of the class.
-        #      (att is the w of note 4.) It is one number per pixel. (batch_size, num_pixels)
-        #   4. alpha: the scores of a picture become weights that sum to 1 over its pixels.     (batch_size, num_pixels)
-        #   5. z: the weighted sum of the pixels of each picture.    (batch_size, encoder_dim)
-        #   6. Return z and alpha.
+        # Predict first: all pixels of a picture get the same score. What are alpha and z? What changes when 5 is
+        # added to every score?
+        #   keys   encoder_att of each pixel; a caller may hand them in     (batch_size, num_pixels, attention_dim)
+        #   query  decoder_att of the hidden state                          (batch_size, attention_dim)
+        #   e      the score of each pixel, from its key and the query of its own picture, as in the equation of the
+        #          class (att is the w of note 4)                           (batch_size, num_pixels)
+        #   alpha  the weights: the scores of a picture through a softmax   (batch_size, num_pixels)
+        #   z      the weighted sum of the pixels of a picture              (batch_size, encoder_dim)
+        # Return z and alpha.
         ### BEGIN SOLUTION
         if keys is None:
             keys = self.encoder_att(encoder_out)
@@ -355,9 +356,10 @@ class DecoderWithAttention(nn.Module):
             new h, new c
         """
         # TODO 4: DecoderWithAttention.one_step
-        # Predict first: how long is the vector that the LSTM reads? What does it see of the picture when beta is 0?
-        # (notes/4_mathematics_of_attention.ipynb, section 6)
-        #   1. The attention looks with the old h. If you use keys, hand them on. z (batch_size, encoder_dim)
+        # Predict first: the gate is shut, beta = 0 for every channel. What does the decoder still know of the picture
+        # when it scores the next word? Does alpha change?
+        #   1. The attention looks with the old h, since the new one needs z. If you use keys, hand them on.
+        #                                                            z (batch_size, encoder_dim)
         #   2. The gate: beta = sigmoid(f_beta(h_{t-1})), a number from 0 to 1 for each channel of z (sec. 4.2.1).
         #   3. h_t, c_t = LSTM([x_t; beta * z], h_{t-1}, c_{t-1}). [a; b] is b behind a, in one vector per caption.
         #   4. The scores come from the new h: first dropout, then fc.         (batch_size, vocab_size)
@@ -383,13 +385,13 @@ class DecoderWithAttention(nn.Module):
         """
         encoder_out = flatten_pixels(encoder_out)
         # TODO 5: DecoderWithAttention.forward
-        # Predict first: which h decides where to look at t = 0? What do the alphas of one word sum to, and what past a
-        # caption's end? (notes/4_mathematics_of_attention.ipynb, sections 2 and 7)
+        # Predict first: the doubly stochastic penalty (alpha_c, eq. 14 of the paper) wants the weights of each pixel to
+        # sum to 1 over the words of a caption. Can a caption of 10 steps do so on 196 pixels?
         #   As TODO 2, with two differences:
-        #   1. one_step also gets the pixels. Cut encoder_out to the same n rows before you hand it over.
-        #   2. Store the alphas of every step. Past a caption's end they stay zero.
+        #   one_step also gets the pixels of the n captions that still run.        (n, num_pixels, encoder_dim)
+        #   alphas holds the weights of caption i at step t in row [i, t], and zeros past the caption's end.
         #                                                          (batch_size, max(decode_lengths), num_pixels)
-        #   Faster, and not asked for: the keys are the same at every step, so they can be made once, before the loop.
+        # Faster, and not asked for: the keys are the same at every step, so they can be made once, before the loop.
         ### BEGIN SOLUTION
         caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
         encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]

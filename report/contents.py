@@ -17,10 +17,10 @@ from IPython.display import HTML, Markdown
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lab.experiments.compare import folder_name, markdown, score_cells  # noqa: E402  the path comes first
-from lab.figures import bleu_table, label, plot_bleu, plot_comparison, plot_history, read_histories  # noqa: E402
+from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
 from solver import DEFAULTS  # noqa: E402
-from utils import read_json  # noqa: E402
+from utils import read_json, sentence  # noqa: E402
 
 # settings that change no result
 NOT_SHOWN = ('device', 'workers', 'checkpoint', 'output_folder', 'print_freq')
@@ -193,7 +193,7 @@ def captions(folder, picture):
     rows = [[label(name), caption] for name, caption in said['captions'].items()]
     if re.fullmatch(r'test\d+', picture):
         references = read_runs(folder)[0]['seeds'][0]['captions'][int(picture[4:])]['references']
-        rows += [['' if i else 'people', ' '.join(tokens)] for i, tokens in enumerate(references)]
+        rows += [['' if i else 'people', sentence(tokens)] for i, tokens in enumerate(references)]
     lines = [['', f'caption of {picture}'], [':---', ':---'], *([who, html.escape(text)] for who, text in rows)]
     return table('\n'.join(f'| {who} | {text} |' for who, text in lines),
                  f'What is said of the picture, the models with beam {said["beam_size"]}.')
@@ -230,7 +230,8 @@ def curves_compared(folders):
     runs = [run for run in read_runs(folders) if run['settings']]
     histories = {run['name']: [seed['history'] for seed in run['seeds']] for run in runs}
     begins = {run['name']: [seed.get('begins', (0, None)) for seed in run['seeds']] for run in runs}
-    return drawn(plot_comparison(histories, begins), 'Learning curves of the compared runs, on the validation split.')
+    return drawn(plot_history(histories, begins, training=False),
+                 'Learning curves of the compared runs, on the validation split.')
 
 
 @said_in_its_place
@@ -278,17 +279,31 @@ def decoders_compared(folder):
 
 
 @said_in_its_place
-def caption_sheet(folder, kind):
-    """A sheet of captions for each decoder.
+def where_it_looks(folder):
+    """For each word that names a shape: how often the attention peaks in the box of its object."""
+    return saved_figures(
+        folder, 'pointing', '{}: how often the attention for a word peaks in the box of its object, and by chance.',
+        'figure of words and boxes, which needs attention and a data set with boxes')
 
-    :param kind: 'good' or 'bad', as ``test.ipynb`` has named its sheets
+
+@said_in_its_place
+def caption_sheet(folder):
+    """The best, typical and worst captions of each decoder."""
+    return saved_figures(folder, 'captions', '{}: its best, typical and worst captions, each with its BLEU-4 and the '
+                                             'reference that comes closest to it.', 'sheet of captions')
+
+
+def saved_figures(folder, kind, caption, missing):
+    """A figure that ``test.ipynb`` has saved for each decoder.
+
+    :param caption: with a place for the decoder's name
+    :param missing: what the figure is, for the message where there is none
     """
-    sheets = ''
+    figures = ''
     for run in read_runs(folder):
-        path = Path(folder) / 'figures' / f'captions_{kind}_{run["seeds"][0]["model"]}.png'
+        path = Path(folder) / 'figures' / f'{kind}_{run["seeds"][0]["model"]}.png'
         if path.exists():
-            sheets += image(path.read_bytes(), f'{run["name"]}: {kind} captions, each with its BLEU-4 '
-                                               'and the reference that comes closest to it.')
-    if not sheets:
-        raise Missing(f'{folder} has no sheet of {kind} captions: run `test.ipynb`')
-    return HTML(sheets)
+            figures += image(path.read_bytes(), caption.format(run['name']))
+    if not figures:
+        raise Missing(f'{folder} has no {missing}: run `test.ipynb`')
+    return HTML(figures)

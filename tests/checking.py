@@ -30,6 +30,7 @@ STEPS = {'plain': 16 * 21, 'attention': 200, 'attentive': 8 * 21 * 2}  # of the 
 EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'attentive_step'),
            5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
 RANDOM = ('_half', '_masked', '_words')  # requests whose replies hold random numbers
+KNOWN = 'Known mistake: '  # begins what a check says of one
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
 
@@ -217,11 +218,7 @@ class Lab:
 
     def difference_of(self, came, wanted):
         """Two shapes, in words: which dimension is too many, missing, or of another size."""
-        names = self.names_of_sizes
-
-        def size(n):
-            return f'{n} = {names[n]}' if n in names else f'{n}'
-
+        size = self.size
         for i in range(len(came)):
             if came[:i] + came[i + 1:] == wanted:
                 return f'dimension {i} ({size(came[i])}) is too many'
@@ -235,13 +232,15 @@ class Lab:
                 zip(came, wanted, strict=True)) if own != right)
         return f'there are {len(came)} dimensions, not {len(wanted)}'
 
-    def sizes_in(self, text):
-        """What the sizes in an error message stand for."""
-        names = self.names_of_sizes
-        if not re.search('size|shape', text):
+    def size(self, n):
+        """A size and what it stands for."""
+        return f'{n} = {self.names_of_sizes[n]}' if n in self.names_of_sizes else f'{n}'
+
+    def shapes_at(self, error):
+        """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
+        if not re.search(r'size|shape|dim|\dD', error['error']):
             return ''
-        seen = dict.fromkeys(int(n) for n in re.findall(r'(?<![\w.])\d+(?![\w.]\d)', text) if int(n) in names)
-        return f"; {', '.join(f'{n} is {names[n]}' for n in seen)}" if seen else ''
+        return ''.join(f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
 
 
 class Answer:
@@ -272,21 +271,20 @@ class Answer:
         return array
 
     def stopped(self, call):
-        error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all') else ''
+        error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all', '0') else ''
         line, where, cause = error.get('line'), '', ''
         if line:
             # an earlier method may stop at what this one hands over
             own = next((own for name, own in reversed(error['called']) if name == self.method), line)
             cause = 'look at that line' if own == line else f'what line {own} hands over'
             where = f" ({error['file']}, line {line}{f', from line {own}' * (own != line)}: {error.get('code', '')})"
-        self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.sizes_in(error['error'])}",
-                   cause)
+        self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
     def wrong(self, expected, came, cause, slow=False):
         """Fail, with everything in the first line."""
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply, slow)
         if known:  # the same error, and the time, can come from elsewhere, the same numbers hardly
-            cause = ('Likely cause: ' if self.errors or slow else 'Known mistake: ') + '; or: '.join(known)
+            cause = ('Likely cause: ' if self.errors or slow else KNOWN) + '; or: '.join(known)
         elif cause:
             cause = f'Likely cause: {cause}'
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'

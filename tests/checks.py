@@ -54,7 +54,7 @@ def check_dropout(lab, kind):
     answer.same('predictions', 'h', 'c', shape='batch_size, ...', cause='' if is_wrong(lab, kind) else
                 'dropout must be off in eval(): use self.dropout, or F.dropout with training=self.training')
     answer.same('predictions in training', shape='batch_size, vocab_size',
-                cause='dropout comes right before fc: fc(dropout(h)); when all is dropped, fc.bias is left')
+                cause='dropout comes right before fc: when all of h is dropped, fc.bias is left')
     answer.same('h in training', 'c in training', 'h once more', 'c once more', shape='batch_size, decoder_dim',
                 cause='only what goes into fc is dropped; the h and c of the next step stay whole')
     answer, patterns = lab(f'{kind}_half', f'{CLASS[kind]}.one_step'), []
@@ -225,5 +225,5 @@ def check_device(lab, kind):
     made = answer['made on the CPU']
     names = [name for name, on_cpu in zip(('predictions', '', '', 'alphas'), made, strict=False) if name and on_cpu]
     answer.require(not names, 'tensors that lie where encoder_out lies', f'{" and ".join(names)} always lie on the CPU',
-                   'give device=encoder_out.device to torch.zeros')
+                   'make them on the device of encoder_out')
 

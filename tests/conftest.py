@@ -1,12 +1,14 @@
 """What the checks of the TODOs share: asking ``models.py``, and the table at the end."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
-from checking import Lab, in_this_process, rubric
+from checking import KNOWN, Lab, in_this_process, rubric
 
 RESULTS, OPEN = pytest.StashKey(), pytest.StashKey()
+WRONG = r'(TODO \d+), ((?:\w+\.)?)(\w+): '  # begins what a check says
 
 
 @pytest.fixture(scope='session')
@@ -52,11 +54,44 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+def pytest_report_teststatus(report):
+    """What a check says is printed once, at the end, and not in pytest's list of failures."""
+    if report.failed and re.match(WRONG, report.longreprtext):
+        return 'wrong', 'F', 'FAILED'
+
+
+def one_mistake_one_paragraph(reports):
+    """Of the checks of a method that fail, the first one speaks, or the first one that knows the mistake. The others
+    mostly fail for the same reason. Where layers are wrong, all of their class waits for them.
+
+    :return: list of (what it says, names of the checks)
+    """
+    found = {}
+    for report in reports:
+        todo, of, method = re.match(WRONG, report.longreprtext).groups()
+        found.setdefault((todo, of), {}).setdefault(method, []).append(report)
+    paragraphs = []
+    for methods in found.values():
+        groups = [sum(methods.values(), [])] if '__init__' in methods else methods.values()
+        for group in groups:
+            group.sort(key=lambda report: ('.__init__:' not in report.longreprtext,
+                                           KNOWN not in report.longreprtext))
+            paragraphs.append((group[0].longreprtext, [report.nodeid.rpartition('::')[2] for report in group]))
+    return paragraphs
+
+
 def pytest_terminal_summary(terminalreporter, config):
-    """TODO, done / wrong / to do, points; only of the TODOs that were looked at."""
+    """What is wrong; then TODO, done / wrong / to do, points; only of the TODOs that were looked at."""
     results = config.stash.get(RESULTS, {})
     if not results:
         return
+    if wrong := terminalreporter.stats.get('wrong'):
+        terminalreporter.section('what is wrong')
+        for text, names in one_mistake_one_paragraph(wrong):
+            terminalreporter.write_line(textwrap.fill(text, 100))
+            terminalreporter.write_line(textwrap.fill(f'found by {", ".join(names)}', 100, initial_indent='    ',
+                                                      subsequent_indent='    '))
+            terminalreporter.write_line('')
     terminalreporter.section('TODOs')
     total, reached, still_open = 0, 0, config.stash.get(OPEN, {})
     for todo in sorted({todo for todo, _ in results}):
@@ -67,9 +102,12 @@ def pytest_terminal_summary(terminalreporter, config):
         state = 'wrong' if 'failed' in outcomes.values() else 'to do' if 'skipped' in outcomes.values() else 'done'
         of = f'{points:3} of {possible:2} points   {entry["title"]}' if entry['points'] else ''
         terminalreporter.write_line(f'TODO {todo}  {state:6} {of}'.rstrip())
+        if state == 'done' and 'answer' in entry:
+            terminalreporter.write_line(textwrap.fill(f'Predict first: {entry["answer"]}', 100, initial_indent=' ' * 8,
+                                                      subsequent_indent=' ' * 8))
         if state != 'done':  # where its first `raise` still stands
             said = ' '.join(still_open.get(todo, []))
-            for method in dict.fromkeys(re.findall(r'TODO \d+: ([\w.]+) is still', said)):
+            for method in dict.fromkeys(re.findall(r'not done yet: TODO \d+: ([\w.]+) ', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')
             for other in sorted(set(re.findall(r'waits for TODO (\d+)', said)) - {str(todo)}):
                 terminalreporter.write_line(f'{"":8}waits for TODO {other}')

@@ -368,17 +368,22 @@ class Devices(torch.overrides.TorchFunctionMode):
 
 
 def describe(error, models=None):
-    """An exception as plain values: its text, and the lines of ``models.py`` that it came through."""
+    """An exception as plain values: its text, the lines of ``models.py`` that it came through, and the shapes of the
+    tensors that the last of them names."""
     file = getattr(models, '__file__', None)
-    called = [[frame.f_code.co_qualname[:100], line] for frame, line in traceback.walk_tb(error.__traceback__)
-              if frame.f_code.co_filename == file][-9:]
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)
+              if frame.f_code.co_filename == file]
+    called = [[frame.f_code.co_qualname[:100], line] for frame, line in frames[-9:]]
     lines = [line for _, line in called]
     text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
     text = f'{type(error).__name__}: {text[0] if text else ""}'[:500]
     described = {'error': text, 'line': lines[-1] if lines else None}
     if lines:
-        described |= {'code': linecache.getline(file, lines[-1]).strip()[:100], 'called': called,
-                      'file': os.path.basename(file)}
+        code, there = linecache.getline(file, lines[-1]).strip(), frames[-1][0].f_locals
+        shapes = {name: list(there[name].shape) for name in re.findall(r'(?<![.\w])[a-z]\w*', code)
+                  if isinstance(there.get(name), torch.Tensor)}
+        described |= {'code': code[:100], 'called': called, 'file': os.path.basename(file),
+                      'shapes': list(shapes.items())[:9]}
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
         described['todo'] = str(error)[:300]
     return described
@@ -421,7 +426,7 @@ def unpack(data):
         arrays[str(name)], place = array.reshape(shape), place + array.nbytes
     if place != len(data):
         raise ValueError('a reply of another length than it says')
-    errors = {str(name): {key: error.get(key) for key in ('error', 'line', 'code', 'called', 'file', 'todo')
+    errors = {str(name): {key: error.get(key) for key in ('error', 'line', 'code', 'called', 'file', 'shapes', 'todo')
                             if key in error}
               for name, error in header['errors'].items()}
     return {'arrays': arrays, 'errors': errors}

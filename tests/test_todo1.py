@@ -13,7 +13,7 @@ def test_first_state_reads_the_picture(lab):
     """x_{-1} = bn(init(mean pixel)); one LSTM step on it from zero states."""
     answer = lab('plain_start', START)
     answer.same('h', 'c', shape='batch_size, decoder_dim',
-                cause='mean over the pixels (dim 1), then init, then bn, then decode_step without states')
+                cause='the mean over the pixels (dim 1) goes through init, then bn; the LSTM starts from zeros')
     answer.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
                 cause='the result of a picture must not depend on how many there are, or how many cells they have')
     answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
@@ -31,7 +31,8 @@ def test_batch_norm_learns_its_statistics(lab):
 def test_one_step(lab):
     """h, c = LSTM(word, (h, c)); scores = fc(h)."""
     answer = lab('plain_step', STEP)
-    answer.same('h', 'c', shape='batch_size, decoder_dim', cause='decode_step(embeddings, (h, c)) returns h, c')
+    answer.same('h', 'c', shape='batch_size, decoder_dim',
+                cause='the LSTM reads the words, from the state that one_step is given')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
     check_not_seeded(answer)
     for call in (' once more', ' of one caption', ' in training', ' of large numbers'):

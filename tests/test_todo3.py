@@ -38,7 +38,7 @@ def test_alpha_sums_to_one_over_the_pixels(lab):
     answer = ask(lab)
     alpha, (batch, pixels) = answer['alpha'], (answer.inputs.batch, answer.inputs.num_pixels)
     answer.require(alpha.shape == (batch, pixels), f'alpha of shape {(batch, pixels)}', f'its shape is {alpha.shape}',
-                   'drop the last dimension of the scores: squeeze(2)')
+                   'the scores keep a dimension of size 1')
     answer.require((alpha >= 0).all(), 'alpha >= 0', f'its smallest entry is {alpha.min():.3g}',
                    'there is no softmax over the scores')
     sums = alpha.sum(axis=1)
@@ -54,7 +54,7 @@ def test_alpha_follows_the_formula(lab):
     """alpha = softmax(att(relu(encoder_att(a) + decoder_att(h)))), eqs. 4 and 5."""
     answer = ask(lab)
     answer.same('alpha', shape='batch_size, num_pixels',
-                cause='the scores are att(relu(encoder_att(encoder_out) + decoder_att(h)))')
+                cause='each score comes from att of the ReLU of key plus query (eq. 4)')
     answer.same('alpha in training', 'alpha once more', cause='alpha is the same in training, and at every call')
     check_not_seeded(answer)
     if takes_keys(answer):

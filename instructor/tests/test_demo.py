@@ -12,11 +12,11 @@ from PIL import Image
 from instructor import demo as module
 from instructor.assemble import ROOT
 
-FIGURES = ['history_NoAttention', 'history_Attention', 'bleu', 'captions_good_NoAttention', 'captions_bad_NoAttention',
-           'captions_good_Attention', 'captions_bad_Attention', 'attention_test0', 'attention_test1', 'attention_test2']
+FIGURES = ['history_NoAttention', 'history_Attention', 'bleu', 'captions_NoAttention', 'captions_Attention',
+           'pointing_Attention', 'attention_test0', 'attention_test1', 'attention_test2', 'attention_test0_one_scale']
 
 
-def started(monkeypatch, build, run_notebook):
+def started(monkeypatch, build, run_notebook, *options):
     """The demo with another in the place of ``run_notebook`` (test_notebooks.py of the lab runs the notebooks).
 
     :return: notebooks and programs in the order in which they were run
@@ -25,7 +25,7 @@ def started(monkeypatch, build, run_notebook):
     monkeypatch.setattr(module, 'run_notebook', lambda path, output: (
         ran.append(path.name), run_notebook(path.parent, nbformat.read(output, as_version=4)))[0])
     monkeypatch.setattr(module.subprocess, 'run', lambda command, cwd, check: ran.append((command[1], cwd, check)))
-    monkeypatch.setattr(sys, 'argv', ['demo', '--build', str(build)])
+    monkeypatch.setattr(sys, 'argv', ['demo', '--build', str(build), *options])
     module.main()
     return ran
 
@@ -51,6 +51,21 @@ def test_it_runs_the_notebooks_then_the_report_and_prints_a_table(tmp_path, monk
     assert rows[4] == ['NoAttention', 'training', '61']
     assert rows[7] == ['Attention', '7,654', '8', 'of', '10', '5', '0.510', '0.520', '0.530', '0.540', '1.2']
     assert str(build / 'report' / 'report.html') in printed and str(build / 'runs' / 'shapes' / 'figures') in printed
+
+
+def test_its_figures_become_those_of_the_readme(tmp_path, monkeypatch):
+    def notebook(folder, _):
+        (folder / 'runs/shapes/figures').mkdir(parents=True, exist_ok=True)
+        for name in ('attention_test1', 'history_Attention'):
+            (folder / f'runs/shapes/figures/{name}.png').write_text(name)
+
+    (tmp_path / 'docs/images').mkdir(parents=True)
+    monkeypatch.setattr(module, 'ROOT', tmp_path)
+    monkeypatch.setattr(module, 'print_results', lambda run_folder: None)
+    started(monkeypatch, tmp_path / 'build', notebook, '--models', str(ROOT / 'instructor/models.py'), '--pictures')
+    pictures = {path.name: path.read_text() for path in (tmp_path / 'docs/images').iterdir()}
+    assert pictures == {'attention.png': 'attention_test1', 'history.png': 'history_Attention'}
+    assert all(f'docs/images/{name}' in (ROOT / 'README.md').read_text() for name in pictures)
 
 
 def test_a_notebook_that_stops_is_said_in_a_sentence(tmp_path, monkeypatch):

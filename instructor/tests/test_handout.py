@@ -14,20 +14,22 @@ from pathlib import Path
 import pytest
 from warm import run_module
 
-from instructor import bonus, handout
+from instructor import bonus, handout, translate
 from instructor.assemble import ROOT, wanted_files
 from instructor.cut import REFERENCE
 from instructor.expected import checking
 from instructor.handout import NAME, HandoutError, build, files, pack, prove_it_works, prove_nothing_is_given_away
+from instructor.mistakes import mistakes
 
 
-@pytest.fixture(scope='module')
-def built(tmp_path_factory):
-    return build(tmp_path_factory.mktemp('handout') / 'out')
+@pytest.fixture(scope='module', params=['en', 'zh'])
+def built(tmp_path_factory, request):
+    """Folder and zip of a handout, and its language."""
+    return *build(tmp_path_factory.mktemp('handout') / 'out', request.param), request.param
 
 
 def test_what_is_in_it(built):
-    folder, archive = built
+    folder, archive, _ = built
     with zipfile.ZipFile(archive) as packed:
         names = {name.removeprefix(f'{NAME}/') for name in packed.namelist()}
     assert names == {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()}
@@ -42,7 +44,7 @@ def test_what_is_in_it(built):
 
 
 def test_same_bytes_twice(built):
-    assert pack(files()) == built[1].read_bytes()
+    assert pack(files(built[2])) == built[1].read_bytes()
 
 
 def test_nothing_is_given_away(built):
@@ -115,6 +117,19 @@ def test_its_checks_run_with_open_todos_and_with_the_reference(built, tmp_path, 
     assert (tmp_path / 'done_todos/models.py').read_bytes() == REFERENCE.read_bytes()
 
 
+@pytest.mark.parametrize('built', ['zh'], indirect=True)
+def test_the_checks_speak_chinese(built, tmp_path):
+    """A known mistake is named once, in the words of the handout."""
+    lab = shutil.copytree(built[0], tmp_path / 'lab')
+    mistake = next(mistake for mistake in mistakes() if mistake.name == 'batch norm missing')
+    (lab / 'models.py').write_text(mistake.source(), encoding='utf-8')
+    said = run_module('pytest', '-q', 'tests', '-k', 'todo1', cwd=lab).stdout
+    assert re.search(r'^TODO 1, DecoderWithRNN.init_hidden_state: 要求：h\[.*；实际：', said, re.M)
+    about = translate.chinese('instructor/mistakes/todo1.toml')[mistake.about]
+    assert ''.join(said.split()).count(''.join(f'已知的错误：{about}'.split())) == 1
+    assert re.search(r'^TODO 1  有错误', said, re.M)
+
+
 def test_a_handout_that_does_not_work_is_refused(tmp_path, monkeypatch):
     said = {'open_todos': 'TODO 1  to do 0 of 9', 'early_notebooks': 'NotImplementedError TODO 9: X',
             'done_todos': '69 of 70 points'}
@@ -140,7 +155,7 @@ def test_the_assignment_has_titles_and_points_of_the_rubric():
     for todo, entry in checking.rubric().items():
         points = sum(entry['points'].values())
         total += points
-        assert len(re.findall(rf'^ *\| {todo} \| `.+`: .+ \| .*\| .+ \|$', text, re.M)) == 1
+        assert len(re.findall(rf'^\| TODO {todo} \| `.+`: .+ \| seconds \|$', text, re.M)) == 1
         assert re.search(rf'\| TODO {todo}: .* \| {points} \|', text)
     assert f'| **in all** | **{total}** |' in text and '{{' not in text
 
@@ -200,6 +215,7 @@ def test_gradescope_scripts_parse(name):
     subprocess.run(['bash', '-n', str(ROOT / 'instructor' / 'gradescope' / name)], check=True)
 
 
+@pytest.mark.parametrize('built', ['en'], indirect=True)
 def test_classroom_workflow_runs_the_checks(built, tmp_path):
     yaml = pytest.importorskip('yaml')
     workflow = yaml.safe_load((ROOT / 'instructor' / 'classroom' / 'classroom.yml').read_text())

@@ -1,1 +1,1 @@
-"""From photos and captions to files: drawing shapes, reading images, the vocabulary, the CNNs. Leave it alone."""
+"""From photos and captions to files: shapes, downloads, images, the vocabulary, the CNNs. Leave it alone."""

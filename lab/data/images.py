@@ -2,11 +2,14 @@
 
 import warnings
 from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 SMALLEST = 0.8  # of the wanted size; what a JPEG holds between this and the full size is hardly visible
+HEIC = {b'ftyp' + brand for brand in (b'heic', b'heix', b'hevc', b'mif1', b'msf1')}  # bytes 4 to 12, ISO/IEC 23008-12
 # no torch here: the decoding processes of create_input_files import this module, and torch takes seconds
 
 
@@ -29,6 +32,48 @@ def to_rgb(image):
     return image if image.mode == 'RGB' else image.convert('RGB')
 
 
+def open_image(content, name, image_size=256):
+    """Decode an image file (first frame) and turn it upright.
+
+    :param content: the file's bytes, of any format and colour mode that PIL reads
+    :param name: what a message calls the file
+    :param image_size: the picture will be squashed to a square of this size; a large JPEG is decoded at a smaller scale
+    :return: a PIL image, RGB
+    :raises ImageFileError: the file is truncated, too large or no image
+    """
+    try:
+        with warnings.catch_warnings(action='ignore'), Image.open(BytesIO(content)) as image:
+            # JPEG only: decode at 1/2, 1/4 or 1/8 scale, so long as neither side falls below SMALLEST of the target;
+            # the scale is the same whether the picture is turned before or after.
+            smallest = round(SMALLEST * image_size)
+            image.draft(None, (smallest, smallest))
+            image.load()
+            with suppress(Exception):  # broken EXIF: the pixels are fine, leave them unturned
+                ImageOps.exif_transpose(image, in_place=True)
+            return to_rgb(image)
+    except MemoryError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageFileError(f'{name}: this image has too many pixels to be a photo ({error})') from error
+    except UnidentifiedImageError as error:
+        reason = 'it is no picture, or of a kind that is not known here: save it as JPEG or PNG'
+        if content[4:12] in HEIC:
+            reason = 'it is a HEIC photo, as iPhones take them: open it on the phone or computer and export it as JPEG'
+        raise ImageFileError(f'{name}: this image cannot be decoded: {reason}') from error
+    except Exception as error:  # damaged files make PIL raise nearly anything
+        reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
+        raise ImageFileError(f'{name}: this image cannot be decoded, is it truncated? ({reason})') from error
+
+
+def squash(image, image_size=256):
+    """
+    :param image: a PIL image, RGB
+    :return: (3, image_size, image_size) uint8, what the encoder sees of it
+    """
+    image = image.resize((image_size, image_size), Image.Resampling.BICUBIC)
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
 def load_image(path, image_size=256):
     """Decode an image file (first frame), turn it upright and squash it to a square.
 
@@ -37,22 +82,9 @@ def load_image(path, image_size=256):
     :raises ImageFileError: the file is missing, truncated, too large or no image
     """
     try:
-        with warnings.catch_warnings(action='ignore'), Image.open(path) as image:
-            # JPEG only: decode at 1/2, 1/4 or 1/8 scale, so long as neither side falls below SMALLEST of the target;
-            # the scale is the same whether the picture is turned before or after.
-            smallest = round(SMALLEST * image_size)
-            image.draft(None, (smallest, smallest))
-            image.load()
-            with suppress(Exception):  # broken EXIF: the pixels are fine, leave them unturned
-                ImageOps.exif_transpose(image, in_place=True)
-            image = to_rgb(image).resize((image_size, image_size), Image.Resampling.BICUBIC)
-    except MemoryError:
-        raise
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         raise ImageFileError(f'{path}: there is no such file') from None
-    except Image.DecompressionBombError as error:
-        raise ImageFileError(f'{path}: this image has too many pixels to be a photo ({error})') from error
-    except Exception as error:  # damaged files make PIL raise nearly anything
-        reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
-        raise ImageFileError(f'{path}: this image cannot be decoded, is it truncated? ({reason})') from error
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+    except OSError as error:
+        raise ImageFileError(f'{path}: this image cannot be decoded ({error.strerror})') from error
+    return squash(open_image(content, path, image_size), image_size)

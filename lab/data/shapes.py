@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from skimage.color import lab2rgb, rgb2lab
 from tqdm import tqdm
 
+from lab.data.boxes import pointing_game
 from utils import atomic_path
 
 SIZE = 256  # side of a picture, in pixels
@@ -434,32 +435,20 @@ def names_every_object(tokens, objects):
 def attention_hits(tokens, alphas, objects):
     """Pointing game: does the attention peak lie in the box of the object that is being named?
 
-    A shape word is a hit if the centre of the map's highest cell (the first one, on ties) lies within the box
-    of an object of that colour and shape. A word that names something not in the scene is a miss.
+    A hit is an object of the colour and shape that the word names, see ``boxes.pointing_game``.
 
     :param tokens: list of words
     :param alphas: (len(tokens), h, w), one attention map per word; array or CPU tensor
     :param objects: the scene's objects, boxes in pixels of the 256 x 256 picture
-    :return: hits, words, chance. ``chance`` is the number of hits to expect from a peak anywhere at random:
-        the sum over words of the area share of the boxes that count. A word that names nothing adds the
-        scene's mean box share, so that a wrong caption does not make the comparison easier.
+    :return: list of (word, hit, chance), one per shape word
     :raises ValueError: if alphas do not fit the tokens
     """
-    alphas = np.asarray(alphas)
-    if alphas.ndim != 3 or len(alphas) != len(tokens):
-        raise ValueError(f"alphas must be (len(tokens), h, w) = ({len(tokens)}, h, w), not {alphas.shape}")
-    _, h, w = alphas.shape
-    share = [(x1 - x0) * (y1 - y0) / SIZE**2 for x0, y0, x1, y1 in (item["box"] for item in objects)]
-    hits, words, chance = 0, 0, 0.0
-    for position, color, shape in shape_words(tokens):
-        words += 1
-        wanted = [n for n, item in enumerate(objects) if (item["color"], item["shape"]) == (color, shape)]
-        chance += sum(share[n] for n in wanted) if wanted else float(np.mean(share))
-        i, j = divmod(int(alphas[position].argmax()), w)
-        x, y = (j + 0.5) / w * SIZE, (i + 0.5) / h * SIZE
-        boxes = [objects[n]["box"] for n in wanted]
-        hits += any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in boxes)
-    return hits, words, chance
+    if np.ndim(alphas) != 3 or len(alphas) != len(tokens):
+        raise ValueError(f"alphas must be (len(tokens), h, w) = ({len(tokens)}, h, w), not {np.shape(alphas)}")
+    named = [(position, (color, shape)) for position, color, shape in shape_words(tokens)]
+    boxes = [((item["color"], item["shape"]), item["box"]) for item in objects]
+    return [(tokens[position], hit, chance)
+            for position, hit, chance in pointing_game(named, alphas, boxes, (SIZE, SIZE))]
 
 
 def attention_per_word(captions):
@@ -486,18 +475,23 @@ def judge_captions(captions, json_path):
     :return: dict: ``images``; ``named``, share of captions that name every object in its colour and nothing
         else; ``wrong``, the numbers of the others; ``pointing`` and ``chance``, share of shape words whose
         attention peaks in the box of the object named, and what random peaks would reach (both None without
-        attention); None for a data set whose objects nobody knows
+        attention); ``words``, the same for each word: dict word -> list of (hit, chance). None for a data set
+        whose objects nobody knows
     """
     if not Path(json_path).exists():
         return None
     images = json.loads(Path(json_path).read_text(encoding="utf-8"))["images"]
     objects = {f"{image['filepath']}/{image['filename']}": image["objects"] for image in images}
     wrong = [i for i, c in enumerate(captions) if not names_every_object(c["caption"], objects[c["name"]])]
-    tried = [attention_hits(c["caption"], c["alphas"], objects[c["name"]])
-             for c in captions if c["alphas"] is not None and c["caption"]]
-    hits, words, chance = (sum(column) for column in zip(*tried, strict=True)) if tried else (0, 0, 0)
+    words = {}
+    for c in captions:
+        if c["alphas"] is not None and c["caption"]:
+            for word, hit, chance in attention_hits(c["caption"], c["alphas"], objects[c["name"]]):
+                words.setdefault(word, []).append((hit, chance))
+    pairs = [pair for of_word in words.values() for pair in of_word]
+    pointing, chance = np.mean(pairs, axis=0).tolist() if pairs else (None, None)
     return {"images": len(captions), "named": 1 - len(wrong) / max(len(captions), 1), "wrong": wrong,
-            "pointing": hits / words if words else None, "chance": chance / words if words else None}
+            "pointing": pointing, "chance": chance, "words": words}
 
 
 def main(arguments=None):

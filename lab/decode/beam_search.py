@@ -27,12 +27,14 @@ class Hypothesis:
     :ivar score: log-probability of the words, and of <end> where finished
     :ivar finished: whether <end> was reached within the longest length
     :ivar alphas: (len(words), num_pixels) attention weights per word, or None without attention
+    :ivar probabilities: list of the probability of each word after those before it, or None where it was not kept
     """
 
     words: list
     score: float
     finished: bool
     alphas: torch.Tensor | None = None
+    probabilities: list | None = None
 
 
 @torch.no_grad()
@@ -43,7 +45,7 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
     :param encoder_out: (batch_size, ..., encoder_dim) encoded images
     :param word_map: word -> index
     :param max_len: longest caption in words
-    :return: a :class:`Hypothesis` per image, without alphas
+    :return: a :class:`Hypothesis` per image, without alphas and probabilities
     :raises FloatingPointError: the decoder's scores are not numbers
     """
     return _one_beam(decoder, encoder_out, word_map, max_len, lambda log_probs: log_probs.argmax(dim=1))
@@ -60,8 +62,8 @@ def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, g
     :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
     :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
     :param samples: captions drawn per image
-    :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas; its score is the
-        log-probability at temperature 1
+    :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas and probabilities; its
+        score is the log-probability at temperature 1
     :raises ValueError: temperature not above 0, or samples < 1
     :raises FloatingPointError: the decoder's scores are not numbers
     """
@@ -156,6 +158,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
         score[:, 0] = 0
         places = torch.full((n,), k, device=device)  # beams not yet finished, per image
         sequences = torch.empty(n, k, 0, dtype=torch.long, device=device)
+        steps = torch.empty(n, k, 0, device=device)  # log-probability of each word
         alphas = None
         image = list(range(n))  # which image a row of the batch is
         best = [None] * n
@@ -165,7 +168,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             log_probs = scores.float().log_softmax(dim=1)
             log_probs[:, never] = -torch.inf
             vocab_size = log_probs.size(1)
-            before = score, sequences, alphas
+            before = score, sequences, steps, alphas
 
             candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)
             score, index = candidates.topk(k, dim=1)
@@ -175,13 +178,15 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
 
             rows = torch.arange(len(image), device=device).unsqueeze(1)
             sequences = torch.cat([sequences[rows, beam], word.unsqueeze(2)], dim=2)
+            step = log_probs.view(len(image), -1).gather(1, index)
+            steps = torch.cat([steps[rows, beam], step.unsqueeze(2)], dim=2)
             if alpha is not None:
                 alpha = alpha.view(len(image), k, 1, -1)[rows, beam]
                 alphas = alpha if alphas is None else torch.cat([alphas[rows, beam], alpha], dim=2)
 
             ended = (word == end) & score.isfinite()
             for row, j in ended.nonzero().tolist():
-                _keep_best(best, image[row], score[row, j].item(), True, sequences[row, j, :-1], alphas, row, j)
+                _keep_best(best, image[row], score[row, j].item(), True, sequences[row, j, :-1], steps, alphas, row, j)
             if t == max_len:  # no room for another word: who has not ended by now stays unfinished
                 break
             places = places - ended.sum(dim=1)
@@ -198,26 +203,27 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             image = [i for i, kept in zip(image, stay.tolist(), strict=True) if kept]
             if not image:
                 break
-            score, places, sequences = score[stay], places[stay], sequences[stay]
+            score, places, sequences, steps = score[stay], places[stay], sequences[stay], steps[stay]
             alphas = alphas[stay] if alphas is not None else None
             of_beams = stay.repeat_interleave(k)
             words, state = words[of_beams], tuple(s[of_beams] for s in state)
             memory = tuple(m[of_beams] for m in memory)
 
-        score, sequences, alphas = before
+        score, sequences, steps, alphas = before
         for row, i in enumerate(image):
             if best[i] is None:
                 j = int(score[row].argmax())
-                _keep_best(best, i, score[row, j].item(), False, sequences[row, j], alphas, row, j)
+                _keep_best(best, i, score[row, j].item(), False, sequences[row, j], steps, alphas, row, j)
     if None in best:
         raise FloatingPointError(NOT_NUMBERS)
     return best
 
 
-def _keep_best(best, i, score, finished, words, alphas, row, j):
+def _keep_best(best, i, score, finished, words, steps, alphas, row, j):
     if score > -torch.inf and (best[i] is None or score > best[i].score):
         kept = alphas[row, j, :len(words)].cpu() if alphas is not None else None
-        best[i] = Hypothesis(words.tolist(), score, finished, kept)
+        probabilities = steps[row, j, :len(words)].exp().tolist()
+        best[i] = Hypothesis(words.tolist(), score, finished, kept, probabilities)
 
 
 def never_said(word_map, device):

@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch.utils.data import DataLoader, Subset
@@ -22,7 +23,7 @@ from lab.train import distributed
 from lab.train.checkpoints import load_models
 from lab.train.forward import encode
 from lab.train.inputs import caption_dataset
-from utils import atomic_path, best_epoch, read_json
+from utils import atomic_path, best_epoch, evaluating, read_json
 
 
 def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
@@ -34,7 +35,7 @@ def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, d
     :param batch_size: images searched at once
     :param data_folder, data_name: another data set than that of the training
     :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
-        alphas (len(caption), h, w) or None
+        probabilities (of each word), alphas (len(caption), h, w) or None
     """
     dataset = caption_dataset(model, split, data_folder, data_name)
     (captions, _), = _search(model, dataset, [beam_size], batch_size, max_len)
@@ -74,9 +75,10 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         ends at the best epoch
     :param options: batch_size and max_len; these, data_folder and data_name as for :func:`caption_split`
     :return: dict for JSON: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, seconds that it would take alone),
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, words (the captions' mean length), seconds that it
+        would take alone), reference_words (the mean length of people's captions),
         captions_per_beam (in the order of scores, words only),
-        captions (of the middle beam size, all but alphas), captions_beam_size
+        captions (of the middle beam size, all but alphas and probabilities), captions_beam_size
     """
     # this also encodes the split, so that the seconds below are those of the search
     dataset = caption_dataset(model, split, data_folder, data_name)
@@ -84,7 +86,7 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
     searches = _search(model, dataset, beam_sizes, **options)
     words = [[c['caption'] for c in captions] for captions, _ in searches]
     scores = [{'beam_size': beam_size, 'seconds': seconds, **bleu(dataset.references, hypotheses),
-               'CIDEr-D': cider.score(hypotheses)}
+               'CIDEr-D': cider.score(hypotheses), 'words': fmean(map(len, hypotheses))}
               for beam_size, (_, seconds), hypotheses in zip(beam_sizes, searches, words, strict=True)]
     middle = len(beam_sizes) // 2
     history = model.history if history is None else history
@@ -92,8 +94,10 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         'model': model.name, 'parameters': sum(p.numel() for p in model.decoder.parameters()),
         'best_epoch': best_epoch(history).get('epoch'), 'epochs': len(history),
         'train_seconds': sum(epoch['seconds'] for epoch in history),
-        'scores': scores, 'captions_per_beam': words, 'captions_beam_size': beam_sizes[middle],
-        'captions': [{key: value for key, value in c.items() if key != 'alphas'} for c in searches[middle][0]]}
+        'scores': scores, 'reference_words': fmean(len(tokens) for one in dataset.references for tokens in one),
+        'captions_per_beam': words, 'captions_beam_size': beam_sizes[middle],
+        'captions': [{key: value for key, value in c.items() if key not in ('alphas', 'probabilities')}
+                     for c in searches[middle][0]]}
 
 
 def find_picture(model, picture, split='TEST'):
@@ -117,22 +121,44 @@ def caption_image(model, image, beam_size=3, max_len=50):
     """Caption one picture.
 
     :param image: a file, or uint8 pixels (3, H, W)
-    :return: dict: caption (list of words), score (log-probability), finished, alphas (len(caption), h, w) or
-        None, image (3, 256, 256) uint8, the encoder's input
+    :return: dict: caption (list of words), score (log-probability), finished, probabilities (of each word),
+        alphas (len(caption), h, w) or None, gate (see :func:`gate_per_word`), image (3, 256, 256) uint8, the
+        encoder's input
     :raises images.ImageFileError: the file is not a readable picture
     """
     pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
     with torch.no_grad():
         encoder_out = encode(model, pixels.unsqueeze(0))
         hypothesis, = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
-    return {**_caption(model, hypothesis, encoder_out.shape[1:3]), 'image': pixels}
+        gate = gate_per_word(model, encoder_out, hypothesis.words)
+    return {**_caption(model, hypothesis, encoder_out.shape[1:3]), 'gate': gate, 'image': pixels}
+
+
+def gate_per_word(model, encoder_out, words):
+    """How far the gate of *Show, Attend and Tell*, sec. 4.2.1, is open at each word: beta, its mean over the channels.
+
+    The decoder reads the caption once more while a hook listens to its layer ``f_beta``.
+
+    :param encoder_out: (1, h, w, encoder_dim)
+    :param words: word indices of a caption, without <start> and <end>
+    :return: list of beta, one per word; None for a decoder whose steps do not call such a layer
+    """
+    layer, betas = getattr(model.decoder, 'f_beta', None), []
+    if layer is None:
+        return None
+    with evaluating(model.decoder), layer.register_forward_hook(
+            lambda layer, inputs, output: betas.append(output.sigmoid().mean().item())):
+        state, memory = model.decoder.start(encoder_out)
+        for word in [model.word_map['<start>'], *words][:len(words)]:
+            _, state, _ = model.decoder.step(torch.tensor([word], device=encoder_out.device), state, memory)
+    return betas if len(betas) == len(words) else None
 
 
 def _caption(model, hypothesis, grid):
     """:param grid: (h, w) of the encoder's output, the shape of a word's alphas"""
     alphas = hypothesis.alphas.unflatten(1, tuple(grid)) if hypothesis.alphas is not None else None
     return {'caption': model.words(hypothesis.words), 'score': hypothesis.score,
-            'finished': hypothesis.finished, 'alphas': alphas}
+            'finished': hypothesis.finished, 'probabilities': hypothesis.probabilities, 'alphas': alphas}
 
 
 def main():

@@ -1,6 +1,7 @@
 """BLEU of captions against the people's own words (Papineni et al. 2002)."""
 
 import warnings
+from statistics import median
 
 from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu, sentence_bleu
 
@@ -37,3 +38,19 @@ def caption_bleu(references, caption):
     def score(those):
         return sentence_bleu(those, caption or [''], smoothing_function=SmoothingFunction().method1)
     return float(score(references)), max(references, key=lambda reference: score([reference]))
+
+
+def choose_captions(scores, wrong=None, count=3):
+    """The best, the typical and the worst captions of a split.
+
+    :param scores: one per caption, such as its BLEU-4
+    :param wrong: the numbers of the captions that are wrong, where the data set knows: the best are then true ones, and
+        the worst are wrong ones, no true captions in an unusual wording. None: nobody knows
+    :return: dict 'best', 'typical', 'worst' -> numbers of captions, no number twice; typical are those with a score
+        near the median
+    """
+    order = sorted(range(len(scores)), key=lambda i: scores[i])
+    best = [i for i in order[::-1] if wrong is None or i not in wrong][:count]
+    worst = [i for i in order if i not in best and (wrong is None or i in wrong)][:count]
+    typical = sorted((i for i in order if i not in best + worst), key=lambda i: abs(scores[i] - median(scores)))
+    return dict(best=best, typical=typical[:count], worst=worst)

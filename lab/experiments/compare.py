@@ -34,7 +34,7 @@ from lab.train.inputs import some_captions
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest, open_todo
 from solver import check_settings, train
-from utils import atomic_path, best_epoch, read_json
+from utils import atomic_path, best_epoch, read_json, sentence
 
 # the fingerprints cover the data and the files; the others change no result
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device', 'workers',
@@ -312,7 +312,7 @@ def beam_table(results):
 
 def mean_scores(result):
     """A run's scores for every beam size, averaged over its seeds, as ``figures.plot_bleu`` takes them."""
-    return dict(model=result['name'], scores=[
+    return dict(model=result['name'], reference_words=result['seeds'][0]['reference_words'], scores=[
         {key: mean(row[key] for row in rows) for key in rows[0] if all(key in row for row in rows)}
         for rows in zip(*(seed['scores'] for seed in result['seeds']), strict=True)])
 
@@ -320,6 +320,6 @@ def mean_scores(result):
 def side_by_side(results, number):
     """Captions of one picture, a line per run (its first seed), and a reference in the last line."""
     captions = {result['name']: result['seeds'][0]['captions'][number] for result in results}
-    lines = [f"{name}: {' '.join(caption['caption']) or '(nothing)'}" for name, caption in captions.items()]
+    lines = [f"{name}: {sentence(caption['caption']) or '(nothing)'}" for name, caption in captions.items()]
     references = results[0]['seeds'][0]['captions'][number]['references']
-    return '\n'.join([*lines, f"people: {' '.join(references[0])}"])
+    return '\n'.join([*lines, f"people: {sentence(references[0])}"])

@@ -75,7 +75,7 @@ def open_todo(*functions):
     """What the first TODO says that is still open in these functions; None: all are done."""
     for function in functions:
         for text in inspect.unwrap(function).__code__.co_consts:
-            if isinstance(text, str) and re.match(r'TODO \d+: \S+ is still to do', text):
+            if isinstance(text, str) and re.match(r'TODO \d+: \S+ ', text):
                 return text
     return None
 

@@ -57,15 +57,16 @@ def textbook_search(decoder, encoder_out, k, max_len):
 
 @torch.no_grad()
 def score_of(decoder, encoder_out, words, finished):
-    """Log-probability of a caption of one image, and its alphas, by reading it word for word."""
+    """Log-probability of a caption of one image, its alphas, and each word's probability, by reading it."""
     state, memory = decoder.start(encoder_out)
-    total, alphas, latest = 0.0, [], START
+    total, alphas, probabilities, latest = 0.0, [], [], START
     for word in [*words, END] if finished else words:
         scores, state, alpha = decoder.step(torch.tensor([latest]), state, memory)
         total += scores.float().log_softmax(dim=1)[0, word].item()
+        probabilities.append(scores.float().softmax(dim=1)[0, word].item())
         alphas.append(alpha)
         latest = word
-    return total, alphas[:len(words)]
+    return total, alphas[:len(words)], probabilities[:len(words)]
 
 
 # ------------------------------------------------------------------------------------ decoders
@@ -263,12 +264,13 @@ def test_beam_1_is_greedy(kind, ending):
 
 @pytest.mark.parametrize('kind', ['rnn', 'attention'])
 @pytest.mark.parametrize('ending', ENDINGS)
-def test_score_and_alphas_are_those_of_the_words(kind, ending):
+def test_score_alphas_and_probabilities_are_those_of_the_words(kind, ending):
     decoder, encoder_out = MAKERS[kind](2, ENDINGS[ending][kind]), pictures(6, 2)
     for k in (1, 3, 6):
         for i, caption in enumerate(beam_search(decoder, encoder_out, WORD_MAP, k, max_len=6)):
-            score, alphas = score_of(decoder, encoder_out[i:i + 1], caption.words, caption.finished)
+            score, alphas, probabilities = score_of(decoder, encoder_out[i:i + 1], caption.words, caption.finished)
             assert caption.score == pytest.approx(score, abs=1e-4)
+            assert caption.probabilities == pytest.approx(probabilities, abs=1e-4)
             if kind == 'rnn':
                 assert caption.alphas is None
                 continue
@@ -427,7 +429,7 @@ def test_several_samples_of_a_picture(kind, monkeypatch):
     assert running == [sum(len(one.words) >= t for one in found) for t in range(len(running))]
     assert running[0] == 60 > running[-1]
     for i, one in enumerate(found):
-        score, _ = score_of(decoder, pictures[i // 20].unsqueeze(0), one.words, one.finished)
+        score, *_ = score_of(decoder, pictures[i // 20].unsqueeze(0), one.words, one.finished)
         assert one.score == pytest.approx(score, abs=1e-4)
     assert len({tuple(one.words) for one in found[:20]}) > 1
 
@@ -438,7 +440,7 @@ def test_samples_are_scored_as_they_are_read(kind):
     pictures = torch.randn(5, PIXELS, ENCODER, generator=torch.Generator().manual_seed(0)).double()
     sampled = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(1))
     for picture, found in zip(pictures, sampled, strict=True):
-        score, _ = score_of(decoder, picture.unsqueeze(0), found.words, found.finished)
+        score, *_ = score_of(decoder, picture.unsqueeze(0), found.words, found.finished)
         assert found.score == pytest.approx(score, abs=1e-4) and len(found.words) <= 6
     again = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(1))
     other = sample_search(decoder, pictures, WORD_MAP, 6, generator=torch.Generator().manual_seed(2))

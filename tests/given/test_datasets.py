@@ -149,8 +149,8 @@ def test_rows_are_read_where_they_lie(tmp_path):
 
 @pytest.mark.parametrize(('word', 'sided'), [
     *[(word, True) for word in ('left', 'Left', 'RIGHT', 'right-hand', 'far-left', '(right)', '"left"', 'bottom_left',
-                                '2right')],
-    *[(word, False) for word in ('bright', 'upright', 'cleft', 'lift', 'a')]])
+                                '2right', '左边', '右')],
+    *[(word, False) for word in ('bright', 'upright', 'cleft', 'lift', 'a', '上面')]])
 def test_words_that_speak_of_a_side(word, sided):
     assert speaks_of_a_side(word) == sided
 

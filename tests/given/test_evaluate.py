@@ -55,7 +55,7 @@ def test_each_image_once_in_order(model, tiny_data, split):
     assert [c['name'] for c in captions] == dataset.names
     assert [c['references'] for c in captions] == dataset.references
     for c in captions:
-        assert set(c) == {'name', 'caption', 'score', 'finished', 'references', 'alphas'}
+        assert set(c) == {'name', 'caption', 'score', 'finished', 'references', 'probabilities', 'alphas'}
         assert len(c['caption']) <= 12
         assert not set(c['caption']) & set(SPECIAL_TOKENS) and set(c['caption']) <= set(model.word_map)
         assert c['score'] < 0 and isinstance(c['finished'], bool)
@@ -103,9 +103,11 @@ def test_evaluate(model):
         assert row['CIDEr-D'] == pytest.approx(
             CiderD([c['references'] for c in captions]).score([c['caption'] for c in captions]))
         assert row['seconds'] > 0
+        assert row['words'] == pytest.approx(np.mean([len(c['caption']) for c in captions]))
         assert result['captions_per_beam'][result['scores'].index(row)] == [c['caption'] for c in captions]
     shown = result['captions']
-    assert len(shown) == 6 and 'alphas' not in shown[0]
+    assert len(shown) == 6 and 'alphas' not in shown[0] and 'probabilities' not in shown[0]
+    assert result['reference_words'] == pytest.approx(np.mean([len(r) for c in shown for r in c['references']]))
     recomputed = bleu([c['references'] for c in shown], [c['caption'] for c in shown])
     assert recomputed == pytest.approx({name: result['scores'][1][name] for name in recomputed})
 
@@ -135,6 +137,26 @@ def test_one_picture_as_in_its_split(uncached, tiny_data):
                 assert alone['alphas'] is None
             else:
                 assert torch.allclose(alone['alphas'], whole['alphas'], atol=1e-4)
+
+
+def test_gate_per_word(models):
+    picture = torch.zeros(3, 256, 256, dtype=torch.uint8)
+    assert caption_image(models[False], picture)['gate'] is None
+    decoder, heard = models[True].decoder, []
+    real = decoder.one_step
+
+    def one_step(embeddings, encoder_out, h, c, *keys):
+        heard.append(h.clone())
+        return real(embeddings, encoder_out, h, c, *keys)
+
+    decoder.one_step = one_step  # greedy search: what it reads is what the gate is measured on
+    try:
+        found = caption_image(models[True], picture, beam_size=1)
+    finally:
+        del decoder.one_step
+    betas = [torch.sigmoid(decoder.f_beta(h)).mean().item() for h in heard[:len(found['caption'])]]
+    assert len(betas) > 3 and len(set(betas)) > 1 and found['gate'] == pytest.approx(betas, abs=1e-5)
+    assert not decoder.f_beta._forward_hooks
 
 
 @pytest.mark.parametrize(('mode', 'size', 'ending'), [

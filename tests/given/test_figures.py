@@ -12,6 +12,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
+from skimage.color import deltaE_ciede2000, rgb2lab  # noqa: E402
 
 from datasets import CaptionDataset  # noqa: E402
 from lab.data.shapes import attention_per_word  # noqa: E402
@@ -21,13 +22,15 @@ from lab.figures import (  # noqa: E402
     plot_attention,
     plot_bleu,
     plot_captions,
-    plot_comparison,
     plot_history,
+    plot_pointing,
+    plot_sheet,
     plot_side_by_side,
     plot_visual_grounding,
     read_histories,
     save_figure,
-    spread,
+    save_gif,
+    style,
 )
 
 pytestmark = pytest.mark.filterwarnings('error')
@@ -47,10 +50,10 @@ def history(epochs, best=2):
 
 
 def result(name, shift=0.0):
-    scores = [{'beam_size': k, 'seconds': 1.25 * k, **{f'BLEU-{n}': 0.9 - 0.1 * n + 0.01 * k + shift
-                                                       for n in (1, 2, 3, 4)}} for k in (1, 3, 5)]
+    scores = [{'beam_size': k, 'seconds': 1.25 * k, 'words': 11 - k + shift,
+               **{f'BLEU-{n}': 0.9 - 0.1 * n + 0.01 * k + shift for n in (1, 2, 3, 4)}} for k in (1, 3, 5)]
     return dict(model=name, parameters=1234567, best_epoch=7, epochs=9, train_seconds=12.0, scores=scores,
-                captions=[], captions_beam_size=3)
+                reference_words=10.5, captions=[], captions_beam_size=3)
 
 
 def picture(seed=0):
@@ -63,12 +66,14 @@ def test_history(epochs):
     figure = plot_history(histories)
     figure.canvas.draw()
     loss, top5, bleu4 = figure.axes
-    assert [len(axes.lines) for axes in (loss, top5)] == [4, 4] and len(bleu4.lines) == 6
-    lines = {line.get_label(): line for line in loss.lines}
-    assert set(lines) == {'plain LSTM, training', 'plain LSTM, validation',
-                          'soft attention, training', 'soft attention, validation'}
-    assert list(lines['soft attention, validation'].get_ydata()) == [3.5 / e for e in range(1, epochs + 1)]
-    stars = [line for line in bleu4.lines if line.get_marker() == '*']
+    assert [len(axes.lines) for axes in (loss, top5)] == [4, 4]
+    drawn = [(line.get_color(), line.get_linestyle(), list(line.get_ydata())) for line in loss.lines[:4]]
+    assert [(style, values) for _, style, values in drawn[2:]] == [
+        ('-', [3.5 / e for e in range(1, epochs + 1)]), ('--', [3 / e for e in range(1, epochs + 1)])]
+    assert drawn[0][0] == drawn[1][0] != drawn[2][0] == drawn[3][0]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        'plain LSTM', 'soft attention', 'training', 'validation', 'teacher forcing', 'best']
+    stars = [line for line in bleu4.lines if line.get_marker() == '*' and len(line.get_xdata())]
     assert [(star.get_xdata()[0], star.get_ydata()[0]) for star in stars] == [(1, 0.3), (epochs, 0.3)]
 
 
@@ -82,8 +87,10 @@ def test_histories_of_a_folder(tmp_path):
     histories = read_histories(tmp_path)
     assert list(histories) == ['NoAttention', 'Attention', 'Adaptive'] and histories['Adaptive'] == history(2)
     figure = plot_history(histories)
-    colors = {line.get_label().split(',')[0]: line.get_color() for line in figure.axes[0].lines}
+    colors = {line.get_label(): line.get_color() for line in figure.axes[0].lines if line.get_label()[0] != '_'}
     assert list(colors) == ['plain LSTM', 'soft attention', 'Adaptive'] and len(set(colors.values())) == 3
+    alone = plot_history({'Attention': history(2)}).axes[0].lines[0]
+    assert alone.get_color() == colors['soft attention']  # as in every other figure
 
 
 @pytest.mark.parametrize('content', ['', '[{"epoch": 1, "train_l', '\0' * 100], ids=['empty', 'cut', 'zeros'])
@@ -93,60 +100,33 @@ def test_a_damaged_history_is_named(tmp_path, content):
         read_histories(tmp_path)
 
 
-def test_bleu():
+def test_bleu_and_length():
     figure = plot_bleu([result('NoAttention'), result('Attention', 0.05)])
     figure.canvas.draw()
-    assert [axes.get_title() for axes in figure.axes] == ['plain LSTM', 'soft attention']
-    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()  # so that heights can be compared
-    for axes, shift in zip(figure.axes, (0, 0.05), strict=True):
-        lines = {line.get_label(): line for line in axes.lines}
-        assert list(lines) == ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4']
-        assert list(lines['BLEU-2'].get_xdata()) == [1, 3, 5]
-        assert list(lines['BLEU-2'].get_ydata()) == pytest.approx([0.71 + shift, 0.73 + shift, 0.75 + shift])
+    *panels, legend = figure.axes
+    assert [axes.get_title() for axes in panels] == ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'words per caption']
+    for axes, plain in zip(panels, ((0.81, 0.83, 0.85), (0.71, 0.73, 0.75), (0.61, 0.63, 0.65), (0.51, 0.53, 0.55),
+                                    (10, 8, 6)), strict=True):
+        for line, shift in zip(axes.lines, (0, 0.05), strict=False):
+            assert list(line.get_xdata()) == [1, 3, 5]
+            assert list(line.get_ydata()) == pytest.approx([value + shift for value in plain])
         assert [int(tick) for tick in axes.get_xticks()] == [1, 3, 5]
-        assert f'{0.75 + shift:.3f}' in [text.get_text() for text in axes.texts]
+    assert list(panels[4].lines[2].get_ydata()) == [10.5, 10.5]
+    assert [text.get_text() for text in legend.get_legend().get_texts()] == ['plain LSTM', 'soft attention', 'people']
 
 
-def test_figures_beside_the_lines_keep_apart():
-    close = result('Attention', 0.05)
-    for score in close['scores']:
-        score.update({'BLEU-1': 0.801, 'BLEU-2': 0.8, 'BLEU-3': 0.799})
-    figure = plot_bleu([result('NoAttention'), close])
+def test_bleu_of_many_decoders_with_long_names():
+    figure = plot_bleu([result(f'soft attention, self-critical, feature dropout, nine epochs, seed {i}')
+                        for i in range(14)])
     figure.canvas.draw()
-    for axes, apart in zip(figure.axes, (True, False), strict=True):
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert all(high.y0 > low.y1 for high, low in zip(boxes, boxes[1:], strict=False))
-        ends = [axes.transData.transform(line.get_xydata()[-1])[1] for line in axes.lines]
-        moved = [(box.y0 + box.y1) / 2 - end for box, end in zip(boxes, ends, strict=True)]
-        assert (max(map(abs, moved)) < 2) == apart  # beside its line, where there is room
-        assert abs(sum(moved)) < 4
-    assert [text.get_text() for text in figure.axes[1].texts] == ['0.801', '0.800', '0.799', '0.600']
-
-
-def test_spread():
-    assert spread([0.9, 0.5], 0.1) == pytest.approx([0.9, 0.5])
-    assert spread([0.5, 0.5, 0.1], 0.1) == pytest.approx([0.45, 0.55, 0.1])
-    assert spread([0.3, 0.2, 0.31], 0.1) == pytest.approx([0.27, 0.17, 0.37])
-
-
-def test_bleu_of_many_decoders_goes_over_several_rows():
-    figure = plot_bleu([result(f'decoder {i}') for i in range(6)])
-    figure.canvas.draw()
-    assert figure.get_size_inches()[0] < 16 and [axes.axison for axes in figure.axes] == [True] * 6 + [False] * 2
-    assert figure.axes[5].get_title() == 'decoder 5' and figure.axes[4].get_ylabel() == 'BLEU'
-
-
-def test_long_names_stay_above_their_own_panels():
-    figure = plot_bleu([result('soft attention, self-critical, feature dropout, nine epochs') for _ in range(4)])
-    figure.canvas.draw()
-    boxes = [axes.title.get_window_extent() for axes in figure.axes]
-    assert all(left.x1 + 5 < right.x0 for left, right in zip(boxes, boxes[1:], strict=False))
-    assert ' '.join(figure.axes[0].get_title().split()).endswith('feature dropout, nine epochs')
+    box = figure.axes[-1].get_legend().get_window_extent()
+    assert 0 < box.y0 and box.x1 < figure.bbox.x1 and box.y1 < figure.axes[2].get_window_extent().y0
+    assert box.x0 > figure.axes[4].get_window_extent().x1
 
 
 def test_comparison():
     histories = {'Attention': [history(3), history(2)], 'another': [history(4)]}
-    figure = plot_comparison(histories)
+    figure = plot_history(histories, training=False)
     figure.canvas.draw()
     for axes, key in zip(figure.axes, ('val_cross_entropy', 'val_top5', 'val_greedy_bleu4'), strict=True):
         drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
@@ -155,21 +135,39 @@ def test_comparison():
         assert first == second != other  # a run's seeds are alike
     legend, = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ['soft attention', 'another']
-    assert figure.axes[0].get_title() == 'validation cross-entropy'
+    assert figure.axes[0].get_title() == 'validation loss'
     for entry in histories['another'][0]:
         del entry['val_cross_entropy']  # trained before it was recorded: not two things in one panel
     last = dict(epoch=2, val_loss=4.25)
-    losses = plot_comparison(histories, {'Attention': [(0, None)] * 2, 'another': [(2, last)]}).axes[0]
+    begins = {'Attention': [(0, None)] * 2, 'another': [(2, last)]}
+    losses = plot_history(histories, begins, training=False).axes[0]
     assert [list(line.get_xdata()) for line in losses.lines] == [[1, 2, 3], [1, 2], [3, 4, 5, 6], [2, 3]]
-    assert losses.get_title() == 'validation loss'
     assert [line.get_ydata()[0] for line in losses.lines] == [3.5, 3.5, 3.5, 4.25]
     assert losses.lines[3].get_ydata()[1] == 3.5 and losses.lines[3].get_color() == losses.lines[2].get_color()
 
 
-def test_no_two_of_many_runs_are_drawn_alike():
-    lines = plot_comparison({f'run {i}': [history(2)] for i in range(20)}).axes[0].lines
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == 20
+def test_no_two_of_many_runs_are_drawn_alike_even_in_grey():
+    lines = plot_history({f'run {i}': [history(2)] for i in range(20)}, training=False).axes[0].lines
+    assert len({(line.get_marker(), line.get_fillstyle()) for line in lines}) == 20
     assert {line.get_alpha() for line in lines} == {1}  # the faint ones are other seeds
+
+
+# What people see who lack a kind of cones: linear RGB times these (Machado, Oliveira and Fernandes 2009, severity 1.0).
+CONES = {'all': np.eye(3),
+         'no L': [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+         'no M': [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+         'no S': [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]}
+
+
+@pytest.mark.parametrize('cones', CONES)
+def test_colour_blind_people_tell_the_colours_apart(cones):
+    rgb = np.array([matplotlib.colors.to_rgb(color) for color in style.COLORS])
+    seen = np.clip((rgb ** 2.2) @ np.transpose(CONES[cones]), 0, 1) ** (1 / 2.2)
+    lab = rgb2lab(seen[np.newaxis])[0]
+    apart = deltaE_ciede2000(lab[:, np.newaxis], lab[np.newaxis]) + 100 * np.eye(len(lab))
+    assert apart.min() > 10  # 1 is what an eye just notices
+    assert abs(lab[0, 0] - lab[1, 0]) > 15  # the two decoders of the lab, and two kinds of bars, differ in grey too
+    assert lab[:, 0].max() < 80  # nothing is faint on white
 
 
 def test_pictures_that_there_are_not(tmp_path):
@@ -209,7 +207,7 @@ def test_looks_word_by_word():
     figure = plot_visual_grounding({**per_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)  # one star is too few
     figure.canvas.draw()
     axes, = figure.axes
-    assert [text.get_text() for text in axes.get_xticklabels()] == ['red', 'of']
+    assert [text.get_text() for text in axes.get_xticklabels()] == ['red (2)', 'of (2)']
     bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
     assert bars == {'shapes and colours: 0.80': [pytest.approx(0.7)], 'other words: 0.30': [pytest.approx(0.3)]}
 
@@ -252,8 +250,16 @@ def test_captions(count):
     assert len(figure.axes) == 3 * -(-count // 3)
     for axes, image, title in zip(figure.axes, images, titles, strict=False):
         assert axes.get_title(loc='left') == title and (axes.images[0].get_array() == image).all()
-        assert not axes.axison
-    assert not any(axes.images or axes.axison for axes in figure.axes[count:])
+    assert not any(axes.images for axes in figure.axes[count:])
+    assert not any(len(axes.get_xticks()) or axes.get_frame_on() for axes in figure.axes)
+
+
+def test_sheet_with_a_name_per_row():
+    rows = [('best', [picture(0), picture(1)], ['one', 'two']), ('worst', [], [])]
+    figure = plot_sheet(rows, columns=2)
+    figure.canvas.draw()
+    assert [axes.get_ylabel() for axes in figure.axes] == ['best', '', 'worst: none', '']
+    assert [len(axes.images) for axes in figure.axes] == [1, 1, 0, 0]
 
 
 def test_long_captions_are_broken():
@@ -270,7 +276,8 @@ def test_attention_has_a_panel_per_word(words):
     figure.canvas.draw()
     drawn = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title() for axes in drawn] == [
-        'picture', *(f'{word}  {alpha.max():.0%}' for word, alpha in zip(words, alphas, strict=True))]
+        'picture\na scale per word',
+        *(f'{word}\npeak {alpha.max():.0%}' for word, alpha in zip(words, alphas, strict=True))]
     assert (drawn[0].images[0].get_array() == picture()).all()
     assert figure.get_suptitle().replace('\n', ' ') == ' '.join(words)
     assert len(figure.axes) % min(5, len(words) + 1) == 0
@@ -302,8 +309,105 @@ def test_attention_is_brightest_where_alpha_is_high(cell):
     assert brightness(*cell) > max(others) + 50
 
 
-def test_uniform_attention_is_drawn():
-    plot_attention(picture(), ['word'], np.full((1, 14, 14), 1 / 196)).canvas.draw()
+@pytest.mark.parametrize('shape', [(1, 1), (14, 14)])
+def test_uniform_attention_leaves_the_picture_as_it_is(shape):
+    for scale in ('word', 'caption'):
+        figure = plot_attention(picture(), ['word'], np.full((1, *shape), 1 / np.prod(shape)), scale=scale)
+        lit = figure.axes[1].images[0].get_array().astype(int)
+        assert abs(lit - picture()).max() <= 1
+
+
+def test_one_scale_for_all_words():
+    alphas = torch.full((2, 4, 4), 0.2 / 15)
+    alphas[0, 1, 2], alphas[1, 3, 0] = 0.8, 0.2
+    image = np.full((64, 64, 3), 200, np.uint8)
+    maps = {scale: plot_attention(image, ['first', 'second'], alphas, scale=scale) for scale in ('word', 'caption')}
+    lightest = {scale: [int(axes.images[0].get_array().max()) for axes in figure.axes[1:3]]
+                for scale, figure in maps.items()}
+    assert min(lightest['word']) >= 199
+    # a cell is smaller than what enlarges it, so that its centre loses a little
+    assert lightest['caption'][0] > 180 and lightest['caption'][1] == pytest.approx(200 * (0.25 + 0.75 * 0.25), abs=8)
+    assert maps['caption'].axes[0].get_title() == 'picture\none scale, 0 to 80%'
+
+
+def test_probability_and_gate_of_each_word():
+    figure = plot_attention(picture(), ['red', 'star'], np.full((2, 4, 4), 1 / 16), probabilities=[0.25, 0.987],
+                            gate=[0.4, 0.7])
+    figure.canvas.draw()
+    assert [axes.get_title() for axes in figure.axes[1:3]] == ['red\np 0.25, peak 6%', 'star\np 0.99, peak 6%']
+    panel = figure.axes[-1]
+    assert panel.get_ylabel() == 'mean β' and [bar.get_height() for bar in panel.patches] == [0.4, 0.7]
+
+
+@pytest.mark.parametrize('shape', [(64, 64), (120, 40), (40, 120)])
+def test_a_spoken_caption(tmp_path, shape):
+    words, alphas = 'a red star'.split(), np.zeros((3, 4, 4))
+    for alpha, cell in zip(alphas, [(0, 0), (1, 3), (3, 1)], strict=True):
+        alpha[cell] = 1
+    save_gif(np.full((*shape, 3), (250, 200, 100), np.uint8), words, alphas, tmp_path / 'new folder' / 'spoken.gif')
+    path, = (tmp_path / 'new folder').iterdir()
+    assert path.stat().st_size < 100_000
+    with Image.open(path) as spoken:
+        assert spoken.format == 'GIF' and spoken.n_frames == 4
+        frames = [np.asarray((spoken.seek(i), spoken.convert('RGB'))[1]).astype(int) for i in range(4)]
+    lit = [frame[:300, ..., 2].copy() for frame in frames]
+    for frame in lit:
+        frame[frame > 150] = 0  # white beside the picture
+    sums = [frame.sum() for frame in lit]
+    assert max(sums[:3]) < 0.8 * sums[3]  # at last the whole picture
+    places = [np.unravel_index(frame.argmax(), frame.shape)[0] for frame in lit[:3]]
+    assert places[0] < places[1] < places[2]  # rows 0, 1 and 3 of the grid
+    ink = [(frame[336:] < 128).sum() for frame in frames]  # the caption so far, below the word
+    assert 0 < ink[0] < ink[1] < ink[2] == ink[3]
+
+
+def test_looking_at_what_is_named():
+    per_word = dict(star=[(True, 0.2)] * 3 + [(False, 0.4)], ring=[(False, 0.1)] * 4, rare=[(True, 0.5)])
+    figure = plot_pointing(per_word, at_least=2)
+    figure.canvas.draw()
+    axes, = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ['star (4)', 'ring (4)']
+    assert [bar.get_height() for bar in axes.patches] == [0.75, 0]
+    chances = [(start[0], end[0], start[1]) for start, end in axes.collections[0].get_segments()]
+    assert chances == [pytest.approx((-0.4, 0.4, 0.25)), pytest.approx((0.6, 1.4, 0.1))]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [  # of all words, the rare ones too
+        'by chance: 21%', 'peak in the box: 44% of all words']
+
+
+@pytest.fixture
+def other_fonts(monkeypatch):
+    """In the test CHINESE_FONTS are others, and what is found is forgotten afterwards."""
+    family = plt.rcParams['font.family']
+    style.chinese_fonts.cache_clear()
+    yield lambda names: monkeypatch.setattr(style, 'CHINESE_FONTS', names)
+    style.chinese_fonts.cache_clear()
+    plt.rcParams['font.family'] = family
+
+
+def test_chinese_where_there_is_a_font(other_fonts):
+    other_fonts(('a font that nobody has', 'DejaVu Sans'))
+    style.use_font_for('a red star')
+    assert plt.rcParams['font.family'] == ['sans-serif']
+    style.use_font_for('䷀ a')  # this it has
+    assert plt.rcParams['font.family'] == ['sans-serif', 'DejaVu Sans']
+    style.use_font_for('䷀ 狗')  # but not all of this
+    assert plt.rcParams['font.family'] == ['sans-serif']
+
+
+@pytest.mark.filterwarnings('default')
+def test_chinese_where_there_is_no_font(other_fonts, capsys, tmp_path, recwarn):
+    other_fonts(())
+    for _ in range(2):
+        save_figure(plot_captions([picture()], ['一只棕色的狗']), tmp_path / 'figure.png')
+    assert capsys.readouterr().out.count('pip install mplfonts') == 1 and not recwarn
+
+
+def test_chinese_captions_have_no_spaces_and_lines_of_half_as_many_characters(other_fonts):
+    other_fonts(())
+    figure = plot_attention(picture(), ['一只', '狗'], np.full((2, 4, 4), 1 / 16))
+    assert figure.get_suptitle() == '一只狗'
+    figure = plot_captions([picture()], ['狗' * 50])
+    assert [len(line) for line in figure.axes[0].get_title(loc='left').splitlines()] == [19, 19, 12]
 
 
 def test_save_figure(tmp_path):
@@ -312,4 +416,5 @@ def test_save_figure(tmp_path):
         save_figure(plot_captions([picture()], ['title']), path)
     with Image.open(path) as image:
         assert image.format == 'PNG' and min(image.size) > 300
-    assert [file.name for file in path.parent.iterdir()] == ['figure.png']
+    assert path.with_suffix('.pdf').read_bytes().startswith(b'%PDF')
+    assert sorted(file.name for file in path.parent.iterdir()) == ['figure.pdf', 'figure.png']

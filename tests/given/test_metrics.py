@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.decode.metrics import bleu, caption_bleu
+from lab.decode.metrics import bleu, caption_bleu, choose_captions
 from utils import AverageMeter, atomic_path, seed_everything, topk_accuracy
 
 
@@ -178,3 +178,12 @@ def test_caption_bleu():
     worse, closest = caption_bleu(references, 'a brown dog is here'.split())
     assert worse < 1 and closest == references[1]
     assert caption_bleu(references, [])[0] == 0
+
+
+def test_best_typical_and_worst_captions():
+    scores = [0.9, 0.1, 0.5, 0.8, 0.55, 0.2, 0.4]
+    assert choose_captions(scores, count=2) == dict(best=[0, 3], typical=[2, 4], worst=[1, 5])
+    # 1 and 5 are true, though few people would say so; 0 is wrong, though nearly all of its words are right
+    assert choose_captions(scores, wrong=[0, 2, 4], count=2) == dict(best=[3, 6], typical=[5, 1], worst=[2, 4])
+    assert choose_captions(scores, wrong=[], count=2)['worst'] == []
+    assert choose_captions([0.3, 0.2], count=2) == dict(best=[0, 1], typical=[], worst=[])

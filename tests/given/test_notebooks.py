@@ -73,8 +73,11 @@ def test_test(folder):
     printed, pictures = run(folder, 'test.ipynb', beam_sizes=[1, 2])
     assert 'plain LSTM: every object right in ' in printed
     assert '\nsoft attention: every object right in ' in printed
-    sheets = list((folder / 'runs/shapes/figures').glob('captions_*.png'))
-    assert pictures == 1 + len(sheets) and {sheet.stem[13:].strip('_') for sheet in sheets} >= {'Attention'}
+    figures = {path.stem for path in (folder / 'runs/shapes/figures').glob('*.png')}
+    assert figures >= {'bleu', 'captions_NoAttention', 'captions_Attention'}
+    truth = json.loads((folder / 'runs/shapes/test_truth.json').read_text())['Attention']
+    assert ('pointing_Attention' in figures) == bool(truth['words'])  # a tiny training may name no shape
+    assert pictures == len([name for name in figures if not name.startswith('history')])
     result = json.loads((folder / 'runs/shapes/test_Attention.json').read_text())
     assert [score['beam_size'] for score in result['scores']] == [1, 2] and len(result['captions']) == 4
 
@@ -83,9 +86,11 @@ def test_caption(folder):
     shutil.copy(folder / 'data/shapes/images/train_00003.png', folder / 'mine.png')
     printed, pictures = run(folder, 'caption.ipynb', pictures=[1, 'mine.png'])
     assert printed.count('log-probability') == 4
-    assert pictures == 2
+    assert pictures == 4  # each with both scales
     runs = folder / 'runs/shapes'
-    assert {path.stem for path in (runs / 'figures').glob('attention_*')} == {'attention_test1', 'attention_mine'}
+    assert {path.name for path in (runs / 'figures').glob('*') if re.match('attention_|spoken_', path.name)} == {
+        *(f'attention_{picture}{scale}.{kind}' for picture in ('test1', 'mine') for scale in ('', '_one_scale')
+          for kind in ('png', 'pdf')), 'spoken_test1.gif', 'spoken_mine.gif'}
     said = json.loads((runs / 'caption_mine.json').read_text())
     assert said['picture'] == 'mine.png' and all(caption in printed for caption in said['captions'].values())
 
@@ -100,7 +105,7 @@ def test_a_decoder_with_a_sentinel(folder):
     printed, _ = run(folder, 'test.ipynb', run_folder='runs/adaptive', decoders=[name], beam_sizes=[1])
     assert 'adaptive attention: every object right in ' in printed
     printed, pictures = run(folder, 'caption.ipynb', run_folder='runs/adaptive', decoders=[name],
-                            pictures=1)  # one picture needs no list
+                            pictures=1, scales=['word'])  # one picture needs no list
     assert pictures == 1
     figures = {path.name for path in (folder / 'runs/adaptive/figures').iterdir()}
     assert {f'attention_test1_{name}.png', f'looks_{name}.png', f'history_{name}.png'} <= figures
@@ -110,7 +115,8 @@ def test_a_decoder_with_a_sentinel(folder):
 def test_another_decoder_is_drawn_under_its_own_name(folder):
     cfg = {**training_cfg(False), 'decoder': 'lab.more.cells.DecoderWithCell', 'output_folder': 'runs/cell'}
     run(folder, 'train_rnn.ipynb', pictures=PICTURES, cfg=cfg, check=False)
-    assert {path.name for path in (folder / 'runs/cell/figures').iterdir()} == {'history_DecoderWithCell.png'}
+    assert {path.name for path in (folder / 'runs/cell/figures').iterdir()} == {
+        'history_DecoderWithCell.png', 'history_DecoderWithCell.pdf'}
     cell, = (cell for cell in json.loads((folder / 'train_rnn.ipynb').read_text())['cells']
              if 'plot_history(' in ''.join(cell['source']))
     assert 'plot_history({decoder_name(cfg): history})' in ''.join(cell['source'])

@@ -17,7 +17,7 @@ CELLS = [contents.settings_table, contents.settings_compared, contents.learning_
          contents.bleu_figure,
          lambda folder: contents.captions(folder, 'test0'), lambda folder: contents.attention_maps(folder, 'test0'),
          contents.curves_compared, contents.scores_compared, contents.decoders_compared,
-         lambda folder: contents.caption_sheet(folder, 'bad')]
+         contents.where_it_looks, contents.caption_sheet]
 SECTIONS = ['1. How each decoder works', '2. Best settings and test BLEU-4', '3. Both models on one picture',
             '4. Your own improvement', '5. Comparison']
 

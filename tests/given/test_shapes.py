@@ -402,39 +402,43 @@ def peaks(tokens, cells, shape=(8, 8)):
     return alphas
 
 
+def hits_of(tokens, alphas, objects):
+    return [hit for _, hit, _ in shapes.attention_hits(tokens, alphas, objects)]
+
+
 def test_attention_hits():
     tokens = "a red circle above a blue star".split()
     objects = [RED_CIRCLE, BLUE_STAR]
-    expected = pytest.approx(64 * 64 / 256**2 + 128 * 128 / 256**2)
-    for circle, star, hits in (((1, 1), (4, 7), 2), ((1, 2), (7, 4), 1), ((5, 5), (0, 0), 0)):
-        alphas = peaks(tokens, {2: circle, 6: star})
-        assert shapes.attention_hits(tokens, alphas, objects) == (hits, 2, expected)
+    for cells, hits in ((((1, 1), (4, 7)), (True, True)), (((1, 2), (7, 4)), (False, True)),
+                        (((5, 5), (0, 0)), (False, False))):
+        alphas = peaks(tokens, dict(zip((2, 6), cells, strict=True)))
+        assert shapes.attention_hits(tokens, alphas, objects) == [
+            ("circle", hits[0], 64 * 64 / 256**2), ("star", hits[1], 128 * 128 / 256**2)]
     json.dumps(shapes.attention_hits(tokens, alphas, objects))  # plain numbers
     tensor = torch.from_numpy(peaks(tokens, {2: (0, 0), 6: (6, 6)}))
-    assert shapes.attention_hits(tokens, tensor, objects)[0] == 2
+    assert hits_of(tokens, tensor, objects) == [True, True]
 
 
 def test_attention_rows_are_y_and_grids_need_not_be_square():
     objects = [{**RED_CIRCLE, "box": [192, 0, 256, 128]}]  # top right
     for cell, hits in (((0, 7), 1), ((1, 6), 1), ((2, 7), 0), ((0, 5), 0)):
         alphas = peaks(["red", "circle"], {1: cell}, shape=(4, 8))
-        assert shapes.attention_hits(["red", "circle"], alphas, objects)[0] == hits
+        assert hits_of(["red", "circle"], alphas, objects) == [hits]
 
 
 def test_attention_box_ends_are_exclusive():
     for x1, hits in ((32, 0), (33, 1)):  # the centre of the only column that can be hit is x = 32
         objects = [{**RED_CIRCLE, "box": [0, 0, x1, 64]}]
-        assert shapes.attention_hits(["red", "circle"], peaks("ab", {1: (0, 0)}, (4, 4)), objects)[0] == hits
+        assert hits_of(["red", "circle"], peaks("ab", {1: (0, 0)}, (4, 4)), objects) == [hits]
 
 
 def test_attention_any_of_a_pair_counts_and_wrong_words_miss():
     tokens = "two red circles above a blue heart".split()
     objects = [RED_CIRCLE, RED_TWIN, BLUE_STAR]
     for cell in ((0, 0), (1, 5)):
-        hits, words, chance = shapes.attention_hits(tokens, peaks(tokens, {2: cell, 6: (6, 6)}), objects)
-        assert (hits, words) == (1, 2)
-        # both red boxes would count; the heart is not there: the mean share of the three boxes
-        assert chance == pytest.approx((1 / 16 + 1 / 16) + (1 / 16 + 1 / 16 + 1 / 4) / 3)
+        # both red boxes count; the heart is not there: the mean share of the three boxes
+        assert shapes.attention_hits(tokens, peaks(tokens, {2: cell, 6: (6, 6)}), objects) == [
+            ("circles", True, 1 / 16 + 1 / 16), ("heart", False, (1 / 16 + 1 / 16 + 1 / 4) / 3)]
 
 
 def test_attention_chance_is_what_random_pointing_scores(drawn):
@@ -442,13 +446,13 @@ def test_attention_chance_is_what_random_pointing_scores(drawn):
     for *_, scene, captions in drawn:
         tokens = captions[0].split()
         for _ in range(5):
-            result = shapes.attention_hits(tokens, rng.random((len(tokens), 16, 16)), scene["objects"])
-            hits, chance = hits + result[0], chance + result[2]
+            for _, hit, share in shapes.attention_hits(tokens, rng.random((len(tokens), 16, 16)), scene["objects"]):
+                hits, chance = hits + hit, chance + share
     assert hits == pytest.approx(chance, rel=0.12)
 
 
 def test_attention_without_shape_words_and_with_maps_that_do_not_fit():
-    assert shapes.attention_hits(["a", "red"], np.ones((2, 4, 4)), [RED_CIRCLE]) == (0, 0, 0)
+    assert shapes.attention_hits(["a", "red"], np.ones((2, 4, 4)), [RED_CIRCLE]) == []
     for wrong in (np.ones((3, 4, 4)), np.ones((2, 16))):
         with pytest.raises(ValueError, match="alphas must be"):
             shapes.attention_hits(["red", "circle"], wrong, [RED_CIRCLE])

@@ -1,0 +1,76 @@
+"""The paragraphs of a text for people, and another text in the place of each: what ``translate.py`` is built on.
+
+A paragraph is one of Markdown (a heading, a list item and a row of a table are paragraphs of their own), one of a
+docstring or of a block of comments, a comment behind code, or a string in code that reads like a sentence. Its line
+breaks do not count. Code, formulas and the titles of TODOs are none.
+"""
+
+import json
+import re
+from pathlib import PurePath
+
+from instructor.code_paragraphs import has_words, indent_of, python
+
+MARK = re.compile(r' *(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
+
+
+def rewrite(name, text, say):
+    """
+    :param name: of the file; of Python files in ``tests`` and ``lab`` only the strings are paragraphs
+    :param text: its content
+    :param say: function paragraph -> what takes its place; None: it stays as it is
+    :return: the new content
+    """
+    if name.endswith('.ipynb'):
+        notebook = json.loads(text)
+        for cell in notebook['cells']:
+            of_cell = python if cell['cell_type'] == 'code' else markdown
+            cell['source'] = of_cell(''.join(cell['source']), say).splitlines(keepends=True)
+        return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
+    if name.endswith('.py'):
+        return python(text, say, comments=not name.startswith(('tests/', 'lab/')))
+    return {'.md': markdown, '.toml': toml}[PurePath(name).suffix](text, say)
+
+
+def toml(text, say):
+    """The values of ``title``, ``answer`` and ``about``."""
+    def value(match):
+        said = say(json.loads(match[2]))
+        return match[0] if said is None else match[1] + json.dumps(said, ensure_ascii=False)
+    return re.sub(r'^((?:title|answer|about) = )(".*")$', value, text, flags=re.M)
+
+
+def markdown(text, say):
+    out, block = [], []
+
+    def end():
+        if block:
+            mark = MARK.match(block[0])[0]
+            whole = ' '.join([block[0][len(mark):].rstrip(), *map(str.strip, block[1:])])
+            said = say(whole) if has_words(whole) else None
+            out.extend(block if said is None else [mark + said])
+            block.clear()
+
+    until, code, blank, inside = '', False, True, 0  # inside: column at which the text of a list item begins
+    for line in text.split('\n'):
+        words = line.strip()
+        opens = not until and re.match(r'```|\$\$', words)
+        until = opens[0] if opens else until
+        code = (blank or code) and bool(words) and indent_of(line) >= inside + 4
+        if until or code or not words:
+            end()
+            out.append(line)
+            if until and words[len(until) * bool(opens):].endswith(until):
+                until = ''
+        else:
+            mark, alone = MARK.match(line)[0], words[0] in '#|'
+            if mark.strip() or alone:
+                end()
+            if mark.strip() or blank:
+                inside = 0 if words[0] == '#' else len(mark)
+            block.append(line)
+            if alone:
+                end()
+        blank = not words
+    end()
+    return '\n'.join(out)

@@ -1,0 +1,119 @@
+"""The Chinese of the lab's texts: ``python -m instructor.translate`` after a change of an English one.
+
+English is the source. ``instructor/zh`` holds a gettext file for each source, with its paragraphs (``paragraphs.py``)
+and their Chinese. The command brings these files up to date: a new paragraph comes in empty, a changed one is marked
+*fuzzy* and keeps its old Chinese, one that is gone goes. Then it lists what is missing. ``make handout LANGUAGE=zh``
+takes the Chinese; a paragraph without it, or a fuzzy one, stays English. instructor/zh/glossary.md is for translators.
+"""
+
+import io
+import re
+
+from babel.messages.catalog import Catalog
+from babel.messages.pofile import read_po, write_po
+
+from instructor.assemble import ROOT
+from instructor.paragraphs import rewrite
+from utils import atomic_path
+
+FOLDER = ROOT / 'instructor' / 'zh'
+# Of these every paragraph must have its Chinese, see instructor/tests/test_translation.py; and what comes next.
+TRANSLATED = ['models.py', 'train_rnn.ipynb', 'tests/conftest.py', 'tests/checking.py', 'tests/checks.py',
+              'tests/test_todo1.py', 'tests/test_todo2.py', 'tests/rubric.toml', 'instructor/mistakes/todo1.toml',
+              'instructor/mistakes/todo2.toml', 'lab/notebooks.py']
+STILL_ENGLISH = ['README.md', 'instructor/ASSIGNMENT.md', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb',
+                 'compare.ipynb', 'report/report.ipynb', 'notes/1_one_word_at_a_time.ipynb',
+                 'notes/2_sequence_to_sequence.ipynb', 'notes/3_attention.ipynb',
+                 'notes/4_mathematics_of_attention.ipynb', 'notes/5_bleu.ipynb', 'notes/6_errata.ipynb',
+                 'tests/test_todo3.py', 'tests/test_todo4.py', 'tests/test_todo5.py', 'instructor/mistakes/todo3.toml',
+                 'instructor/mistakes/todo4.toml', 'instructor/mistakes/todo5.toml']
+SOURCES = TRANSLATED + STILL_ENGLISH
+README = ROOT / 'docs' / 'README.zh.md'
+HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
+
+
+def english(source):
+    """The paragraphs of a source, in their order.
+
+    :param source: path in the repository
+    """
+    found = {}
+    rewrite(source, (ROOT / source).read_text(encoding='utf-8'), lambda paragraph: found.setdefault(paragraph))
+    return list(found)
+
+
+def po_file(source):
+    return FOLDER / f"{source.removeprefix('instructor/')}.po"
+
+
+def catalog(source):
+    """What its gettext file holds."""
+    path = po_file(source)
+    content = path.read_bytes() if path.exists() else b''
+    return read_po(io.BytesIO(content), locale='zh', charset='utf-8')
+
+
+def chinese(source):
+    """Paragraph -> its Chinese, if it has one that is up to date."""
+    return {message.id: message.string for message in catalog(source)
+            if message.id and message.string and not message.fuzzy}
+
+
+def behind(source):
+    """The paragraphs without one."""
+    known = chinese(source)
+    return [paragraph for paragraph in english(source) if paragraph not in known]
+
+
+def updated(source, known):
+    """Its gettext file, up to date.
+
+    :param known: paragraph -> Chinese, of other sources: for those that are new here
+    """
+    own, now = catalog(source), Catalog()
+    for paragraph in english(source):
+        now.add(paragraph)
+    own.update(now)
+    for message in own:
+        if message.id and (message.fuzzy or not message.string) and message.id in known:
+            message.string, message.previous_id = known[message.id], []
+            message.flags.discard('fuzzy')
+        message.flags -= {'python-format', 'python-brace-format'}
+    file = io.BytesIO()
+    write_po(file, own, width=0, omit_header=True, ignore_obsolete=True, include_previous=True)
+    return HEADER + file.getvalue().decode()
+
+
+def translated(source, text):
+    """A source in Chinese, as far as it goes.
+
+    :param text: its content, or a part of it
+    """
+    return rewrite(source, text, chinese(source).get)
+
+
+def readme():
+    """README.md in Chinese, as it lies in docs."""
+    text = translated('README.md', (ROOT / 'README.md').read_text(encoding='utf-8'))
+    return re.sub(r'\]\((?!\w+:|#)', '](../', text)
+
+
+def main():
+    known = {}
+    for source in SOURCES:
+        content = updated(source, known)
+        with atomic_path(po_file(source)) as temporary:
+            temporary.write_text(content, encoding='utf-8')
+        known |= chinese(source)
+    if 'README.md' in TRANSLATED:
+        with atomic_path(README) as temporary:
+            temporary.write_text(readme(), encoding='utf-8')
+    for source in SOURCES:
+        missing = behind(source)
+        print(f'{source}: {len(missing)} of {len(english(source))} paragraphs are missing')
+        for paragraph in missing if source in TRANSLATED else ():
+            print(f'    {paragraph[:80]}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,186 @@
+"""A form for pictures of your own: choose a file, and the models say word by word what they see.
+
+``caption.ipynb`` ends in it. ``python -m lab.app runs/shapes`` serves it as a page without code, through Voilà.
+"""
+
+import argparse
+import html
+import os
+import sys
+import tempfile
+from base64 import b64encode
+from io import BytesIO
+from pathlib import Path
+
+import nbformat.v4
+import numpy as np
+import torch
+from ipywidgets import HTML, Box, Checkbox, FileUpload, HBox, IntSlider, Layout, Play, VBox, jslink
+from PIL import Image
+
+from lab.data.images import ImageFileError, open_image, squash
+from lab.decode.evaluate import caption_image
+from lab.figures import label, lit, read_histories
+from lab.train.checkpoints import load_models
+from utils import sentence
+
+SHOWN = 320  # longest side of a picture on the page, in pixels
+LARGEST_FILE = 100 * 2 ** 20  # bytes that a browser may send to Voilà in one message; its own limit is 10 MiB
+
+
+def describe(content, models, beam_size=3, file='this file'):
+    """Caption one image file.
+
+    :param content: the file's bytes
+    :param models: dict name -> :class:`checkpoints.CaptionModel`
+    :param beam_size: as for ``beam_search``
+    :param file: what a message calls it
+    :return: the picture, upright, (H, W, 3) uint8, no side longer than SHOWN; and a dict name -> what
+        ``evaluate.caption_image`` returns: caption, score, finished, alphas, image
+    :raises images.ImageFileError: the file is not a readable picture
+    """
+    picture = open_image(content, file)
+    pixels = torch.from_numpy(squash(picture))
+    picture.thumbnail((SHOWN, SHOWN))
+    return np.asarray(picture), {name: caption_image(model, pixels, beam_size) for name, model in models.items()}
+
+
+def attention_maps(picture, found):
+    """
+    :param found: of :func:`describe`, for one model
+    :return: per word the picture, lit where the decoder looked, (H, W, 3) uint8, and its title: the word and the
+        greatest weight in percent; an empty list without attention
+    """
+    if found['alphas'] is None:
+        return []
+    return [(lit(picture, alpha), f'{word} {alpha.max():.0%}')
+            for word, alpha in zip(found['caption'], found['alphas'], strict=True)]
+
+
+def figure_html(pixels, title, side):
+    """
+    :param pixels: (H, W, 3) uint8
+    :param side: longest side on the page, in pixels of CSS
+    :return: an HTML figure that holds its picture itself
+    """
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, 'jpeg', quality=85)
+    return (f'<figure style="display: inline-block; margin: 0 8px 8px 0; text-align: center; line-height: 1.5">'
+            f'<img style="display: block; max-width: {side}px; max-height: {side}px" '
+            f'src="data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}">'
+            f'<figcaption>{html.escape(title)}</figcaption></figure>')
+
+
+class SpokenCaption(VBox):
+    """A model's caption up to a word, and its attention maps up to this word.
+
+    :ivar words: the caption, a list of words
+    """
+
+    def __init__(self, title, picture, found):
+        self.words = found['caption']
+        self.maps = [HTML(figure_html(*shown, 110)) for shown in attention_maps(picture, found)]
+        self.text, self.shown = HTML(), Box(layout=Layout(flex_flow='row wrap'))
+        remark = ' (no maps: it sees the picture once, before its first word)' if found['alphas'] is None else ''
+        super().__init__([HTML(f'<b>{html.escape(title)}</b>{remark}'), self.text, self.shown],
+                         layout=Layout(flex='1 1 240px', min_width='0'))
+
+    def say(self, number):
+        """Show the first ``number`` words."""
+        self.text.value = f'<span style="font-size: 130%">{html.escape(sentence(self.words[:number]))}</span>'
+        self.shown.children = self.maps[:number]
+
+
+def chosen_file(upload):
+    """:return: name and bytes; ipywidgets 7, which Colab has, keeps them in another form"""
+    file, = upload.value.values() if isinstance(upload.value, dict) else upload.value
+    return file.get('metadata', file)['name'], bytes(file['content'])
+
+
+def form(models):
+    """The form: a picture, models and beam size to choose; below, a column for each model that is chosen.
+
+    :param models: dict name -> :class:`checkpoints.CaptionModel`
+    :return: an ``ipywidgets`` box
+    """
+    upload = FileUpload(accept='image/*', description='Choose a picture', layout=Layout(width='180px'))
+    tick = Layout(width='auto', margin='2px 12px')
+    chosen = {name: Checkbox(True, description=label(name), indent=False, layout=tick) for name in models}
+    beam_size = IntSlider(3, 1, 10, description='beam size', continuous_update=False)
+    play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='word')
+    message, picture = HTML('A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
+    columns = Box(layout=Layout(flex='1 1 300px', flex_flow='row wrap'))
+    jslink((play, 'value'), (number, 'value'))
+
+    def show(_):
+        for column in columns.children:
+            column.say(number.value)
+
+    def caption(_):
+        if not upload.value:
+            return
+        play.playing, columns.children, picture.value = False, (), ''
+        name, content = chosen_file(upload)
+        message.value = html.escape(f'The models look at {name} ...')
+        ticked = {key: models[key] for key, box in chosen.items() if box.value}
+        try:
+            pixels, found = describe(content, ticked, beam_size.value, name)
+        except ImageFileError as error:
+            message.value = html.escape(str(error))
+            return
+        except Exception as error:  # of a TODO, say; raised in a form, nobody would see it
+            message.value = html.escape(f'{type(error).__name__}: {error}')
+            return
+        message.value, picture.value = '', figure_html(pixels, name, 240)
+        columns.children = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
+        number.max = play.max = max((len(column.words) for column in columns.children), default=0)
+        number.value = play.value = 0
+        play.playing = True  # to ipywidgets 7 this means nothing: there a person presses the button
+
+    number.observe(show, 'value')
+    for widget in (upload, beam_size, *chosen.values()):
+        widget.observe(caption, 'value')
+    row = Layout(flex_flow='row wrap')
+    return VBox([HBox([upload, *chosen.values(), beam_size], layout=row), HBox([play, number], layout=row),
+                 message, Box([picture, columns], layout=row)])
+
+
+def trained(run_folder):
+    """:return: names of the decoders that have a checkpoint in a run folder"""
+    run_folder = Path(run_folder)
+    return [name for name in read_histories(run_folder) if (run_folder / f'BEST_checkpoint_{name}.pth.tar').exists()]
+
+
+def main():
+    parser = argparse.ArgumentParser(description='A page that captions pictures of your own.')
+    parser.add_argument('run_folder', nargs='?', default='runs/shapes', help='output_folder of the training')
+    parser.add_argument('--port', type=int, default=8866)
+    parser.add_argument('--no-browser', action='store_true', help='open no browser window')
+    arguments = parser.parse_args()
+    names = trained(arguments.run_folder)
+    if not names:
+        sys.exit(f'there is no trained model in {arguments.run_folder} yet: run `make demo`, or train_rnn.ipynb or '
+                 'train_attention.ipynb, first')
+    load_models(arguments.run_folder, names)  # what is wrong with them is said here, not in the browser
+
+    from voila.app import Voila  # caption.ipynb needs none
+    title = 'Look at a picture, say what you see'
+    page = nbformat.v4.new_notebook(metadata=dict(title=title), cells=[
+        nbformat.v4.new_markdown_cell(f'# {title}\n\nEach model captions your picture word by word. A map is lit where '
+                                      'the decoder looked for its word, and beside the word stands the greatest '
+                                      'weight of a cell, in percent of all attention.'),
+        nbformat.v4.new_code_cell(f'import os\n\nos.chdir({os.getcwd()!r})\n'
+                                  'from lab.app import form\nfrom lab.train.checkpoints import load_models\n\n'
+                                  f'form(load_models({arguments.run_folder!r}, {names}))')])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / 'page.ipynb'
+        nbformat.write(page, path)
+        Voila.launch_instance([str(path)], port=arguments.port, open_browser=not arguments.no_browser,
+                              tornado_settings=dict(websocket_max_message_size=LARGEST_FILE))
+
+
+if __name__ == '__main__':
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f'{error}')

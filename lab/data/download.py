@@ -1,0 +1,307 @@
+"""Fetch a data set with Karpathy's split: ``python -m lab.data.download flickr8k``.
+
+It comes as ``create_input_files.py`` takes it, here for COCO (the others have neither ``train2014`` nor boxes)::
+
+    data/raw/coco/dataset_coco.json              captions and split (Karpathy and Li 2015, arXiv 1412.2306)
+    data/raw/coco/images/train2014/*.jpg         the pictures that the JSON names
+    data/raw/coco/annotations/instances_*.json   boxes of the objects
+
+Each file is whole or not there. A download that was stopped goes on where it was, and an archive goes when all that is
+wanted of it is unpacked.
+"""
+
+import argparse
+import functools
+import hashlib
+import os
+import posixpath
+import shutil
+import sys
+import time
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import requests
+from tqdm import tqdm
+
+from utils import atomic_path, read_json
+
+
+class Source(NamedTuple):
+    """An archive, and what is wanted of it.
+
+    :ivar archive: its name
+    :ivar unpacked: bytes of what is wanted of it, about
+    :ivar size: of the archive, in bytes
+    :ivar checksum: of the archive, 'algorithm:digest'
+    :ivar url: None: no program can fetch it, ``by_hand`` says where it is
+    :ivar files: paths in the set's folder; empty: the pictures of the JSON whose paths begin with ``filepath``
+    """
+
+    archive: str
+    unpacked: int
+    size: int = 0
+    checksum: str = ''
+    url: str | None = None
+    files: tuple = ()
+    filepath: str = ''
+    by_hand: str = ''
+
+
+def karpathy(name, unpacked):
+    """The split of one data set. Its archive holds those of all three."""
+    return Source('caption_datasets.zip', unpacked, 36_745_453,
+                  'sha256:4cfd70132527b80933105e5829dc9034eaab9573482e2e680abbab6130244817',
+                  'https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip',
+                  (f'dataset_{name}.json',))
+
+
+# COCO's sizes and checksums are those of TensorFlow Datasets (url_checksums/coco.txt), Flickr8k's MD5 that of R's
+# torchvision (dataset-flickr.R). What a person puts there is checked by the CRC that a zip has of each file.
+SOURCES = {
+    'coco': (
+        karpathy('coco', 144_186_139),
+        Source('train2014.zip', 13_700_000_000, 13_510_573_713,
+               'sha256:ede4087e640bddba550e090eae701092534b554b42b05ac33f0300b984b31775',
+               'http://images.cocodataset.org/zips/train2014.zip', filepath='train2014'),
+        Source('val2014.zip', 6_800_000_000, 6_645_013_297,
+               'sha256:fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0',
+               'http://images.cocodataset.org/zips/val2014.zip', filepath='val2014'),
+        Source('annotations_trainval2014.zip', 500_000_000, 252_872_794,
+               'sha256:031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009',
+               'http://images.cocodataset.org/annotations/annotations_trainval2014.zip',
+               ('annotations/instances_train2014.json', 'annotations/instances_val2014.json'))),
+    'flickr8k': (
+        karpathy('flickr8k', 9_035_673),
+        Source('Flickr8k_Dataset.zip', 1_120_000_000, 1_115_419_746, 'md5:f18a1e2920de5bd84dae7cf08ec78978',
+               'https://github.com/jbrownlee/Datasets/releases/download/Flickr8k/Flickr8k_Dataset.zip')),
+    'flickr30k': (
+        karpathy('flickr30k', 38_318_553),
+        Source('flickr30k-images.zip', 4_400_000_000,
+               by_hand='ask for them at https://shannon.cs.illinois.edu/DenotationGraph (a form), or take them from '
+                       'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login)')),
+}
+ATTEMPTS = 5  # in a row that bring nothing
+PAUSE = 1  # second, after an attempt that brought something; 2, 4, 8, ... after those that did not
+TIMEOUT = 30  # seconds without a byte
+CHUNK = 2 ** 14  # bytes; where a connection breaks off, the last, incomplete chunk is lost
+
+
+class DownloadError(ValueError):
+    """Something that a person has to do; the message says what."""
+
+
+# --- What is there ---
+
+
+@functools.cache
+def pictures(json_path):
+    """The pictures that a Karpathy JSON names, as paths in the folder of images."""
+    entries = read_json(json_path, 'delete it and run this again')['images']
+    return [posixpath.join(entry.get('filepath') or '', entry['filename']) for entry in entries]
+
+
+def find_missing(name, folder):
+    """What each source is for: list of (source, paths in the folder, those of them that are missing).
+
+    Both lists are None for pictures before the JSON that names them is there.
+    """
+    json_path, found = folder / f'dataset_{name}.json', []
+    for source in SOURCES[name]:
+        paths = source.files or None
+        if not paths and json_path.exists():
+            paths = [f'images/{path}' for path in pictures(json_path) if path.startswith(source.filepath)]
+        found.append((source, paths, paths and [path for path in paths if not os.path.isfile(folder / path)]))
+    return found
+
+
+def needed_space(name, folder):
+    """:return: bytes still to download; the most that the disk must have free on the way"""
+    download = unpacked = disk = 0
+    for source, paths, missing in find_missing(name, folder):
+        archive = folder / source.archive
+        if missing != [] and (source.url or archive.exists()):
+            to_come = 0 if archive.exists() else source.size - bytes_of(part_of(archive))
+            download += to_come
+            unpacked += source.unpacked * (len(missing) / len(paths) if paths else 1)
+            disk = max(disk, unpacked + to_come)  # the archives before it are gone by then
+    return download, disk
+
+
+def check(name, folder):
+    """Print what is there and what is missing.
+
+    :return: whether all is there
+    """
+    found = find_missing(name, folder)
+    for source, paths, missing in found:
+        what = ', '.join(source.files) or posixpath.join('images', source.filepath)
+        state = f'cannot be counted without dataset_{name}.json'
+        if paths:
+            state = f'{len(paths) - len(missing):,} of {len(paths):,} there'
+            state += f'; missing: {missing[0]}' + ', ...' * (len(missing) > 1) if missing else ''
+        print(f'{folder}: {what}: {state}')
+    return all(missing == [] for _, _, missing in found)
+
+
+def part_of(archive):
+    return archive.with_name(archive.name + '.part')
+
+
+def bytes_of(path):
+    return path.stat().st_size if path.exists() else 0
+
+
+# --- Fetching ---
+
+
+def receive(url, part, size):
+    """Fetch what is missing of a file, in one request. The rest of a file that breaks off comes with the next call.
+
+    :raises requests.RequestException: no answer, a refusal, or the connection broke
+    :raises DownloadError: this is another file
+    """
+    start = bytes_of(part)
+    headers = {'Accept-Encoding': 'identity', **({'Range': f'bytes={start}-'} if start else {})}
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+        response.raise_for_status()
+        if response.status_code != 206:  # the server cannot begin in the middle
+            start = 0
+        total = start + int(response.headers.get('Content-Length', size - start))
+        if total != size:
+            raise DownloadError(f'{url} has {total:,} bytes, the file has {size:,}: something else is there now, or a '
+                                'page that asks for a login')
+        with open(part, 'ab' if start else 'wb') as file, tqdm(desc=part.stem, total=size, initial=start, unit='B',
+                                                              unit_scale=True, unit_divisor=1000) as bar:
+            for chunk in response.iter_content(CHUNK):
+                file.write(chunk)
+                bar.update(len(chunk))
+    if bytes_of(part) < size:
+        raise requests.ConnectionError('it ends too early')
+
+
+def fetch(source, archive, mirror=None):
+    """Fetch an archive. It gets its name when it is whole and its checksum is right.
+
+    :param mirror: address of a server that has the same paths; what it lacks comes from the usual one
+    :raises DownloadError: it cannot be had
+    """
+    if source.url is None:
+        raise DownloadError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as {archive}, '
+                            f'or all .jpg files into {archive.parent / "images" / source.filepath}, and run this again')
+    addresses = ([mirror.rstrip('/') + urlsplit(source.url).path] if mirror else []) + [source.url]
+    by_hand = f'fetch it in another way, put it as {archive}, and run this again'
+    part, failures = part_of(archive), 0
+    while bytes_of(part) < source.size:
+        before = bytes_of(part)
+        try:
+            receive(addresses[0], part, source.size)
+        except requests.RequestException as error:
+            status = error.response.status_code if error.response is not None else 0
+            if status == 404 and len(addresses) > 1:
+                print(f'{addresses.pop(0)} is not there, so {addresses[0]}')
+                continue
+            if status in (401, 403, 404, 410):
+                raise DownloadError(f'{addresses[0]}: the server answers {status} {error.response.reason}; '
+                                    f'{by_hand}') from error
+            failures = 0 if bytes_of(part) > before else failures + 1
+            if failures == ATTEMPTS:
+                raise DownloadError(f'{addresses[0]} cannot be fetched ({type(error).__name__}): run this again where '
+                                    f'there is internet (on a cluster: the login node), or {by_hand}') from error
+            print(f'{archive.name}: {type(error).__name__}, trying again')
+            time.sleep(PAUSE * 2 ** failures)
+    algorithm, _, digest = source.checksum.partition(':')
+    print(f'checking {archive.name}')
+    with open(part, 'rb') as file:
+        found = hashlib.file_digest(file, algorithm).hexdigest()
+    if found != digest:
+        part.unlink()
+        raise DownloadError(f'{addresses[0]} came damaged (its {algorithm} is {found}, not {digest}) and is deleted: '
+                            'run this again, with --mirror if it happens again')
+    part.rename(archive)
+
+
+def unpack(archive, missing, folder):
+    """Take files out of a zip, each by its name, in whatever folder of the zip it lies.
+
+    :param missing: the paths that they get in ``folder``
+    :raises DownloadError: the zip is damaged or lacks one
+    """
+    path_of = {posixpath.basename(path): path for path in missing}
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            members = {name: member for member in zipped.infolist()
+                       if (name := posixpath.basename(member.filename)) in path_of}
+            for name, member in tqdm(members.items(), desc=f'unpacking {archive.name}', unit='file'):
+                with (zipped.open(member) as packed, atomic_path(folder / path_of[name]) as temporary,
+                      open(temporary, 'wb') as file):
+                    shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DownloadError(f'{archive} is damaged ({error}): delete it and run this again') from error
+    if lacking := path_of.keys() - members.keys():
+        raise DownloadError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
+                            'delete it, it is another archive, and run this again')
+
+
+def download(name, folder, mirror=None):
+    """Fetch and unpack all that is missing of a data set.
+
+    :param name: one of ``SOURCES``
+    :param folder: of this set, such as data/raw/coco
+    :param mirror: see :func:`fetch`
+    :raises DownloadError: a source cannot be had, is damaged, or the disk is too small
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    to_come, disk = needed_space(name, folder)
+    free = shutil.disk_usage(folder).free
+    print(f'{name}: {to_come / 1e9:.2f} GB to download; with what is unpacked they need {disk / 1e9:.2f} GB of disk, '
+          f'{free / 1e9:.2f} GB are free')
+    if disk > free:
+        raise DownloadError(f'{folder}: too little disk space, {disk / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB '
+                            'are free; make room or choose another --folder')
+    for number, source in enumerate(SOURCES[name]):
+        _, _, missing = find_missing(name, folder)[number]
+        if missing:
+            archive = folder / source.archive
+            if not archive.exists():
+                fetch(source, archive, mirror)
+            unpack(archive, missing, folder)
+            if source.url:  # what a person brought stays
+                archive.unlink()
+
+
+def main(arguments=None):
+    """Command line. :return: exit code, 0, or 1 if something is missing"""
+    parser = argparse.ArgumentParser(prog='python -m lab.data.download', description=__doc__.splitlines()[0])
+    parser.add_argument('name', choices=SOURCES)
+    parser.add_argument('--folder', type=Path, default=Path('data/raw'), help='the set gets a folder in it; default: '
+                                                                              '%(default)s')
+    parser.add_argument('--mirror', metavar='URL', help='a server with the same paths, asked before the usual one')
+    parser.add_argument('--check', action='store_true', help='only say what is there and what is missing')
+    options = parser.parse_args(arguments)
+    folder = options.folder / options.name
+    try:
+        if not options.check:
+            download(options.name, folder, options.mirror)
+        if not check(options.name, folder):
+            return 1
+    except ValueError as error:
+        print(f'error: {error}', file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f'error: {folder} cannot be written ({error.strerror or error})', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print('stopped; the same command goes on from here', file=sys.stderr)
+        return 1
+    print(f'\nNext:\n  python create_input_files.py --dataset {options.name} --karpathy-json-path '
+          f'{folder / f"dataset_{options.name}.json"} --image-folder {folder / "images"} '
+          f'--output-folder data/{options.name}')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""Where a decoder looks: a map per word, a caption as it is spoken, and means over many captions."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+from skimage.transform import resize
+
+from lab.figures.style import COLORS, WIDTH, use_font_for, wrap
+from utils import atomic_path, sentence
+
+DARKEST = 0.25  # what is left of a pixel that got no attention
+
+
+def lit(image, alpha, highest=None):
+    """A picture (H, W, 3) uint8, smoothly lit where the attention is.
+
+    :param alpha: (h, w) attention weights
+    :param highest: the weight that leaves the picture as it is, while 0 darkens it. None: the greatest weight of this
+        map leaves it as it is, its least one darkens it
+    """
+    smooth = resize(np.asarray(alpha, dtype=float), image.shape[:2], order=3, mode='edge', clip=True)
+    low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
+    light = (1 - (high - smooth) / max(high - low, 1e-12)).clip(0, 1)
+    return (image * (DARKEST + (1 - DARKEST) * light[..., np.newaxis])).astype(np.uint8)
+
+
+def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gate=None, scale='word'):
+    """One map per word: lit is where the decoder looked for that word.
+
+    Above it stand the word, the probability p that the decoder gave it, and the greatest weight, in percent of all the
+    attention (all cells alike: 100 / number of cells). A panel below shows how much of the picture each word got: what
+    a visual sentinel leaves for it, 1 - beta, "when it looks"; or beta, how far the gate of *Show, Attend and Tell*,
+    sec. 4.2.1, is open.
+
+    :param image: (H, W, 3) uint8; ``words``: list of str; ``alphas``: (len(words), h, w) attention weights
+    :param sentinel: whether the decoder has one: then its panel is there even if the picture has all of the attention
+    :param probabilities: one per word, or None
+    :param gate: beta per word, the mean over the channels, or None
+    :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
+    """
+    use_font_for(''.join(words))
+    alphas = np.asarray(alphas)
+    bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'), (gate, 'mean β', 'how open the gate is')]
+    bars = [bar for bar in bars if bar[0] is not None]
+    columns = min(5, len(words) + 1)
+    rows = -(-(len(words) + 1) // columns)
+    heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
+    figure = plt.figure(figsize=(WIDTH * columns / 5, 0.4 + sum(heights)))
+    maps, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
+    axes = maps.subplots(rows, columns, squeeze=False).flat
+    for ax in axes:
+        ax.set(xticks=[], yticks=[], frame_on=False)
+    highest = None if scale == 'word' or not words else alphas.max()
+    axes[0].imshow(image)
+    axes[0].set_title('picture\n' + ('a scale per word' if highest is None else f'one scale, 0 to {highest:.0%}'))
+    chances = [''] * len(words) if probabilities is None else [f'p {p:.2f}, ' for p in probabilities]
+    for ax, word, alpha, chance in zip(axes[1:], words, alphas, chances, strict=False):
+        ax.imshow(lit(image, alpha, highest))
+        ax.set_title(f'{word}\n{chance}peak {alpha.max():.0%}')
+    for part, (values, ylabel, title) in zip(below, bars, strict=True):
+        ax = part.subplots()
+        ax.bar(range(len(words)), values, color=COLORS[0])
+        ax.set_xticks(range(len(words)), words, rotation=45, ha='right', rotation_mode='anchor')
+        ax.set(ylim=(0, 1), ylabel=ylabel, title=title)
+        ax.grid(axis='x', visible=False)
+    figure.suptitle(wrap(sentence(words), 23 * columns))
+    return figure
+
+
+def save_gif(image, words, alphas, path, seconds=0.7):
+    """Write an animated GIF of a caption as it is spoken: word by word, each with its map.
+
+    :param image, words, alphas: as for :func:`plot_attention`; ``seconds``: per word
+    """
+    use_font_for(''.join(words))
+    figure = Figure(figsize=(3, 4), dpi=100, layout='none')
+    canvas, ax = FigureCanvasAgg(figure), figure.add_axes((0, 0.25, 1, 0.75))
+    ax.axis('off')
+    shown = ax.imshow(image)
+    word = figure.text(0.03, 0.23, '', va='top', fontsize=12)
+    spoken = figure.text(0.03, 0.16, '', va='top')
+    frames = []
+    for n, alpha in enumerate([*alphas, None], 1):  # at last the picture and the whole caption
+        shown.set_data(image if alpha is None else lit(image, alpha))
+        word.set_text('' if alpha is None else words[n - 1])
+        spoken.set_text(wrap(sentence(words[:n]), 42))
+        canvas.draw()
+        frame = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
+        frames.append(frame.quantize(method=Image.Quantize.FASTOCTREE))  # gives the smallest files
+    with atomic_path(path) as temporary:
+        frames[0].save(temporary, format='GIF', save_all=True, append_images=frames[1:], loop=0,
+                       duration=[int(1000 * seconds)] * len(words) + [3000])
+
+
+def visual_grounding(alphas, sentinel=False):
+    """1 - beta of each word: the share of its attention that the picture gets, and not the visual sentinel
+    (Lu et al. 2017, sec. 5.3).
+
+    :param alphas: (words, h, w), or None
+    :param sentinel: whether the decoder has a sentinel. False: this is seen from the sums of the alphas
+    :return: (words,), or None for a decoder without attention or without a sentinel
+    """
+    if alphas is None or not len(alphas):
+        return None
+    grounding = np.asarray(alphas, dtype=float).reshape(len(alphas), -1).sum(axis=1)
+    return grounding if sentinel or (grounding < 1 - 1e-3).any() else None
+
+
+def plot_visual_grounding(per_word, visual, at_least=10):
+    """Mean 1 - beta of each word (Lu et al. 2017, fig. 6). Names of things and of colours have a colour of their own.
+    The legend gives the mean over all words of each kind.
+
+    :param per_word: dict word -> list of 1 - beta, see ``shapes.attention_per_word``
+    :param visual: the names of things and of colours
+    :param at_least: words that occur less often are left out, unless all words do
+    """
+    figure, axes, means = places_for_words(per_word, at_least)
+    for part, color, name in ((True, COLORS[0], 'shapes and colours'), (False, COLORS[1], 'other words')):
+        chosen = [(i, mean) for i, (word, (mean,)) in enumerate(means.items()) if (word in visual) == part]
+        if chosen:
+            every = [value for word, values in per_word.items() if (word in visual) == part for value in values]
+            axes.bar(*zip(*chosen, strict=True), color=color, label=f'{name}: {np.mean(every):.2f}')
+    axes.set(ylabel='mean 1 - β', title='how much it looks, word by word')
+    figure.legend(loc='outside lower right', ncols=2)
+    return figure
+
+
+def plot_pointing(per_word, at_least=5):
+    """How often the attention of a word peaks in the box of what the word names, and how often it would by chance. The
+    legend gives both for all words together.
+
+    :param per_word: dict word -> list of (hit, chance), see ``boxes.pointing_game``
+    :param at_least: words that occur less often are left out, unless all words do
+    """
+    figure, axes, means = places_for_words(per_word, at_least)
+    hits, chances = np.transpose(list(means.values()))
+    hit, chance = np.mean([pair for pairs in per_word.values() for pair in pairs], axis=0)
+    axes.bar(range(len(hits)), hits, color=COLORS[4], label=f'peak in the box: {hit:.0%} of all words')
+    axes.hlines(chances, np.arange(len(hits)) - 0.4, np.arange(len(hits)) + 0.4, color='black', linewidth=2,
+                label=f'by chance: {chance:.0%}')
+    axes.set(ylabel='share of the times', title='does it look at what it names?')
+    figure.legend(loc='outside lower right', ncols=2)
+    return figure
+
+
+def places_for_words(per_word, at_least):
+    """A figure with a place for each word that occurs often enough, or for all if none does.
+
+    :return: figure, axes, and dict word -> array of the means of its values, the greatest first
+    """
+    often = {word: values for word, values in per_word.items() if len(values) >= at_least} or per_word
+    means = {word: np.atleast_1d(np.mean(values, axis=0)) for word, values in often.items()}
+    means = dict(sorted(means.items(), key=lambda item: -item[1][0]))
+    use_font_for(''.join(means))
+    figure, axes = plt.subplots(figsize=(np.clip(0.22 * len(means) + 0.8, 4, WIDTH), 2.8))
+    axes.set_xticks(range(len(means)), [f'{word} ({len(per_word[word])})' for word in means], rotation=60, ha='right',
+                    rotation_mode='anchor')
+    axes.set(ylim=(0, 1))
+    axes.grid(axis='x', visible=False)
+    return figure, axes, means

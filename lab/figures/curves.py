@@ -1,0 +1,102 @@
+"""Learning curves, and scores against beam size."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from lab.figures.style import DECODER_NAMES, WIDTH, label, line_styles, wrap
+from utils import best_epoch, read_json
+
+
+def read_histories(folder):
+    """What the trainings of a run folder left.
+
+    :return: dict decoder name -> history of ``solver.train``, the plain LSTM first, then soft attention, then others
+    :raises ValueError: a file that is cut
+    """
+    histories = {path.stem.removeprefix('history_'): read_json(path, 'delete it, or train this decoder again')
+                 for path in sorted(Path(folder).glob('history_*.json'))}
+    known = [name for name in DECODER_NAMES if name in histories]
+    return {name: histories[name] for name in [*known, *(name for name in histories if name not in known)]}
+
+
+def plot_history(histories, begins=None, training=True):
+    """Learning curves of one run or of many: loss, top-5 accuracy and BLEU-4 per epoch.
+
+    :param histories: dict name -> history of ``solver.train``, or list of histories, one per seed: the first is drawn
+        strongest
+    :param begins: dict name -> list of pairs: after how many epochs of what came before these histories begin, and the
+        last of these (None: it is not known), from which a dotted line leads here; without it all begin at 0
+    :param training: False: the validation split alone, and of it the cross-entropy without the penalty of attention,
+        which not all runs have
+    """
+    runs = {name: seeds if isinstance(seeds[0], list) else [seeds] for name, seeds in histories.items()}
+    recorded = all('val_cross_entropy' in history[0] for seeds in runs.values() for history in seeds)
+    panels = {'val_loss' if training or not recorded else 'val_cross_entropy': ('loss', 'train_loss', '--'),
+              'val_top5': ('top-5 accuracy, %', 'train_top5', '--'), 'val_greedy_bleu4': ('BLEU-4', 'val_bleu4', ':')}
+    figure, axes_of = plt.subplots(1, 3, figsize=(WIDTH, 2.8 + 0.06 * len(runs)))
+    for axes, (key, (title, other, dashes)) in zip(axes_of, panels.items(), strict=True):
+        for name, style in line_styles(runs).items():
+            for seed, history in enumerate(runs[name]):
+                before, last = begins[name][seed] if begins else (0, None)
+                epochs, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
+                line = style | dict(alpha=0.4 if seed else 1)
+                thin = line | dict(marker='', linewidth=1)
+                axes.plot(epochs, values, label=None if seed else label(name), **line)
+                if last and key in last:
+                    axes.plot([before, epochs[0]], [last[key], values[0]], ':', **thin)
+                # self-critical training has minus CIDEr-D for its loss, and no accuracy
+                if training and (history[0]['train_top5'] is not None or other == 'val_bleu4'):
+                    axes.plot(epochs, [entry[other] for entry in history], dashes, **thin)
+                if training and other == 'val_bleu4':
+                    best = best_epoch(history)
+                    axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
+        axes.set(title=title if training else f'validation {title}', xlabel='epoch')
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    handles, names = axes_of[0].get_legend_handles_labels()
+    if training:
+        kinds = {'training': '--', 'validation': '-', 'teacher forcing': ':', 'best': '*'}
+        handles += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
+        names += kinds
+    room = 100 // (max(map(len, names)) + 8)
+    figure.legend(handles, names, loc='outside lower center', ncols=max(room, 1))
+    return figure
+
+
+def plot_bleu(results):
+    """BLEU-1 to 4 and the length of the captions against beam size, a line per decoder.
+
+    :param results: list of dicts of ``evaluate.evaluate``
+    """
+    names = [wrap(label(result['model']), 28) for result in results]
+    height = max(4.4, 0.32 * len('\n'.join(names).splitlines()))  # the legend must find room in one of two rows
+    figure, axes_of = plt.subplots(2, 3, figsize=(WIDTH, height))
+    *panels, legend = axes_of.flat
+    styles = line_styles([result['model'] for result in results])
+    for axes, key in zip(panels, ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'words'), strict=True):
+        for result, name in zip(results, names, strict=True):
+            beams = [row['beam_size'] for row in result['scores']]
+            axes.plot(beams, [row[key] for row in result['scores']], label=name, **styles[result['model']])
+        axes.set(title=key, xlabel='beam size', xticks=beams)
+        axes.margins(0.1)
+    axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':', label='people')
+    axes.set(title='words per caption')
+    legend.axis('off')
+    legend.legend(*axes.get_legend_handles_labels(), loc='center').set_in_layout(False)
+    return figure
+
+
+def bleu_table(results):
+    """The same figures as text, a row per decoder and beam size (Markdown).
+
+    :param results: list of dicts of ``evaluate.evaluate``
+    """
+    rows = ['| decoder | parameters | best epoch | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | seconds |',
+            '|:---|---:|---:|---:|---:|---:|---:|---:|---:|']
+    for result in results:
+        best = result['best_epoch'] or ''  # an ensemble has none
+        for score in result['scores']:
+            bleus = ' | '.join(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4))
+            rows.append(f"| {label(result['model'])} | {result['parameters']:,} | {best} "
+                        f"| {score['beam_size']} | {bleus} | {score['seconds']:.1f} |")
+    return '\n'.join(rows)

@@ -1,0 +1,73 @@
+"""Sheets of pictures with what was said of them."""
+
+from pathlib import Path
+
+import h5py
+import matplotlib.pyplot as plt
+
+from lab.figures.style import WIDTH, use_font_for, wrap
+
+
+def load_images(path, numbers):
+    """
+    :return: list of (H, W, 3) uint8 pictures of an IMAGES file of ``create_input_files``
+    :raises ValueError: a number that is none of its pictures'
+    :raises FileNotFoundError: no such file
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct data_folder, data_name '
+                                'and split')
+    with h5py.File(path) as file:
+        if strange := [number for number in numbers if number not in range(len(file['images']))]:
+            raise ValueError(f"there is no picture {strange[0]} in {path}: it has {len(file['images'])}, 0 to "
+                             f"{len(file['images']) - 1}")
+        return [file['images'][number].transpose(1, 2, 0) for number in numbers]
+
+
+def plot_captions(images, titles, columns=3):
+    """A sheet of pictures with text above each.
+
+    :param images: list of (H, W, 3) uint8
+    :param titles: list of str, one per image; long lines are broken
+    """
+    rows = [slice(start, start + columns) for start in range(0, len(images), columns)]
+    return plot_sheet([('', images[row], titles[row]) for row in rows], columns)
+
+
+def plot_sheet(rows, columns=3):
+    """A sheet of pictures with text above each, and a name before each row.
+
+    :param rows: list of (name, images, titles): the row's name, list of (H, W, 3) uint8, list of str, one per image
+    """
+    use_font_for(' '.join(title for _, _, titles in rows for title in titles))
+    rows = [(name, images, [wrap(title, 38) for title in titles]) for name, images, titles in rows]
+    lines = [max([len(title.splitlines()) for title in titles], default=0) for _, _, titles in rows]
+    heights = [WIDTH / columns + 0.145 * count for count in lines]
+    figure, axes = plt.subplots(len(rows), columns, figsize=(WIDTH, sum(heights)), height_ratios=heights, squeeze=False)
+    for of_row, (name, images, titles) in zip(axes, rows, strict=True):
+        for ax in of_row:
+            ax.set(xticks=[], yticks=[], frame_on=False, anchor='S')
+        of_row[0].set_ylabel(name if images else f'{name}: none', fontsize=9)
+        for ax, image, title in zip(of_row, images, titles, strict=False):
+            ax.imshow(image)
+            ax.set_title(title, fontsize=7.5, loc='left')
+    return figure
+
+
+def plot_side_by_side(images, texts):
+    """A row per picture: the picture, and beside it what was said of it.
+
+    :param images: list of (H, W, 3) uint8
+    :param texts: list of str, one per image; long lines are broken
+    """
+    use_font_for(' '.join(texts))
+    texts = [wrap(text, 100, indent='    ') for text in texts]
+    heights = [max(1.4, 0.3 + 0.135 * len(text.splitlines())) for text in texts]
+    figure, axes = plt.subplots(len(images), 2, figsize=(WIDTH, sum(heights)), squeeze=False, width_ratios=[2, 8],
+                                height_ratios=heights)
+    for (left, right), image, text in zip(axes, images, texts, strict=True):
+        left.imshow(image)
+        right.text(0, 0.5, text, va='center', fontsize=7.5)
+        left.axis('off')
+        right.axis('off')
+    return figure

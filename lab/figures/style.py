@@ -1,0 +1,102 @@
+"""One style for all figures; it holds from the import on, for figures of your own as well."""
+
+import re
+import textwrap
+import warnings
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from cycler import cycler
+from matplotlib.font_manager import findSystemFonts, fontManager
+from matplotlib.ft2font import FT2Font
+
+from utils import atomic_path
+
+WIDTH = 7.0  # inches: the text's width on A4, so that letters of 8 points are 8 points on paper
+# Okabe and Ito 2008, "Color Universal Design": colour-blind people tell them apart. Their yellow is left out, which is
+# faint on white.
+COLORS = ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#56b4e9', '#cc79a7', '#000000')
+MARKERS = 'osD^vPX<>h'  # in grey these tell the lines apart
+plt.rcParams.update({
+    'font.size': 8, 'axes.titlesize': 8, 'figure.titlesize': 9, 'legend.fontsize': 7.5,
+    'axes.prop_cycle': cycler(color=COLORS, marker=MARKERS[:len(COLORS)]), 'lines.markersize': 3.5,
+    'lines.linewidth': 1.3, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.3,
+    'axes.axisbelow': True, 'figure.constrained_layout.use': True, 'figure.dpi': 110, 'savefig.dpi': 150})
+
+DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
+                 'DecoderWithSpatialAttention': 'spatial attention',
+                 'DecoderWithAdaptiveAttention': 'adaptive attention',
+                 'DecoderWithBahdanauAttention': 'Bahdanau attention',
+                 'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
+CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
+CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
+                 'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
+
+
+def label(name):
+    """A decoder's name for people: 'plain LSTM', 'soft attention', or the class of a decoder of your own."""
+    return DECODER_NAMES.get(name, name)
+
+
+def line_styles(names):
+    """Name -> colour and marker of its line. The markers of 20 lines differ, so they can be told apart in grey as well.
+    The lab's own two decoders look the same in every figure.
+    """
+    ours = ['NoAttention', 'Attention'] if {'NoAttention', 'Attention'} & {*names} else []
+    return {name: dict(color=COLORS[i % len(COLORS)], marker=MARKERS[i % len(MARKERS)],
+                       fillstyle='full' if i < len(MARKERS) else 'none')
+            for i, name in enumerate(dict.fromkeys([*ours, *names])) if name in names}
+
+
+def wrap(text, width, indent=''):
+    """Break long lines.
+
+    :param width: in Latin letters; a Chinese character is as wide as two
+    :param indent: before each line that goes on
+    """
+    width = width // 2 if CHINESE.search(text) else width
+    return '\n'.join(textwrap.fill(line, width, subsequent_indent=indent) for line in text.splitlines())
+
+
+def use_font_for(text):
+    """Let the figures that follow show a text with Chinese characters; a text without any changes nothing.
+
+    It takes the first of CHINESE_FONTS that this machine, or the package ``mplfonts``, has with all these characters.
+    Where there is none it says so, once.
+    """
+    if characters := {ord(character) for character in CHINESE.findall(text)}:
+        fitting = (name for name, path in chinese_fonts().items() if characters <= FT2Font(path).get_charmap().keys())
+        plt.rcParams['font.family'] = ['sans-serif', *islice(fitting, 1)]
+
+
+@cache
+def chinese_fonts():
+    """Name -> file of those of CHINESE_FONTS that there are."""
+    package = find_spec('mplfonts')
+    files = {*findSystemFonts(), *findSystemFonts(package.submodule_search_locations if package else [])}
+    for path in files - {font.fname for font in fontManager.ttflist}:  # installed since matplotlib made its list
+        with suppress(Exception):  # not every file there is a font that can be read
+            fontManager.addfont(path)
+    files = {font.name: font.fname for font in fontManager.ttflist}
+    found = {name: files[name] for name in CHINESE_FONTS if name in files}
+    if not found:
+        warnings.filterwarnings('ignore', 'Glyph .* missing from')
+        print('No font here has Chinese characters: figures show boxes in their place. `pip install mplfonts` brings '
+              'one (on Linux also `apt install fonts-noto-cjk`); then restart the kernel.')
+    return found
+
+
+def save_figure(figure, path):
+    """Write a figure as PNG and beside it as PDF, which LaTeX takes. In the PDF lines and letters are sharp at any
+    size, and pictures as fine as in the PNG. Both are written atomically; their folder is made if need be.
+
+    :param path: of the PNG
+    """
+    for kind in ('png', 'pdf'):
+        with atomic_path(Path(path).with_suffix(f'.{kind}')) as temporary:
+            figure.savefig(temporary, format=kind)
+        figure.set_layout_engine('none')  # it has its places now, and finding them takes long

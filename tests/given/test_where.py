@@ -1,0 +1,114 @@
+"""The first cell of the notebooks, on folders laid out as Colab, Kaggle, ModelWhale and a cluster have them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab import where
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = {path.name: next(cell for cell in json.loads(path.read_text(encoding='utf-8'))['cells']
+                             if cell['cell_type'] == 'code') for path in ROOT.glob('*.ipynb')}
+CELL = ''.join(NOTEBOOKS['train_rnn.ipynb']['source'])
+COLAB, KAGGLE = {'COLAB_RELEASE_TAG': 'release-colab'}, {'KAGGLE_KERNEL_RUN_TYPE': 'Interactive'}
+
+
+def test_every_notebook_begins_with_the_same_cell():
+    assert len(NOTEBOOKS) == 5 and 'lab.where' in CELL
+    assert all(cell == NOTEBOOKS['train_rnn.ipynb'] for cell in NOTEBOOKS.values())
+
+
+@pytest.fixture
+def pip(tmp_path):
+    """A pip that only notes what it was asked for, and fails if this file says so; its notes."""
+    (tmp_path / 'pip').mkdir()
+    (tmp_path / 'pip/__init__.py').touch()
+    notes = tmp_path / 'pip/asked.txt'
+    (tmp_path / 'pip/__main__.py').write_text(
+        f'import os, sys\nopen({str(notes)!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")\n'
+        'sys.exit(int(os.environ.get("PIP_FAILS", 0)))')
+    return notes
+
+
+def lay_out(folder):
+    """What the cell looks at of the lab, in this folder; pyproject.toml asks for a package that is not installed."""
+    (folder / 'lab').mkdir(parents=True)
+    for name in ('lab/__init__.py', 'lab/where.py', 'solver.py', 'pyproject.toml'):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / 'models.py').write_text('# as it was handed out')
+    path = folder / 'pyproject.toml'
+    path.write_text(path.read_text().replace('dependencies = [', 'dependencies = [\n"not-there-yet>=1",', 1))
+    return folder
+
+
+def run_cell(folder, pip, **environment):
+    """:return: the folder that the cell goes to, what it prints, what it raises"""
+    plain = {key: value for key, value in os.environ.items() if key not in (*COLAB, *KAGGLE, 'SLURM_JOB_ID')}
+    folder.mkdir(exist_ok=True)
+    done = subprocess.run([sys.executable, '-c', f'{CELL}\nprint(os.getcwd())'], cwd=folder, capture_output=True,
+                          text=True, env={**plain, 'PYTHONPATH': str(pip.parents[1]), **environment})
+    *printed, last = done.stdout.splitlines() or ['']
+    return Path(last), ' '.join(printed), done.stderr
+
+
+@pytest.mark.parametrize('environment', [{}, {'SLURM_JOB_ID': '17'}])
+def test_on_a_laptop_or_a_cluster_it_changes_nothing(tmp_path, pip, environment):
+    lab = lay_out(tmp_path / 'any_name')
+    assert run_cell(lab, pip, **environment) == (lab, '', '') and not pip.exists()
+
+
+def test_colab_with_an_uploaded_zip(tmp_path, pip):
+    lay_out(tmp_path / 'captioning')
+    content = tmp_path / 'content'
+    shutil.make_archive(str(content / 'captioning'), 'zip', tmp_path, 'captioning')
+    folder, printed, _ = run_cell(content, pip, **COLAB)
+    assert folder == content / 'captioning' and (folder / 'models.py').exists()
+    assert pip.read_text() == 'install -q not-there-yet>=1\n'  # and nothing that is there in any version, such as torch
+    assert 'Colab: installing not-there-yet>=1' in printed and f'Colab forgets {folder}' in printed
+    (folder / 'models.py').write_text('# my own work')
+    assert run_cell(content, pip, **COLAB)[0] == folder and (folder / 'models.py').read_text() == '# my own work'
+
+
+@pytest.mark.parametrize('place', ['captioning', 'Colab Notebooks/captioning'])
+def test_colab_with_a_drive(tmp_path, pip, place):
+    lab = lay_out(tmp_path / 'content/drive/MyDrive' / place)
+    folder, printed, _ = run_cell(tmp_path / 'content', pip, **COLAB)
+    assert folder == lab and 'forgets' not in printed
+
+
+@pytest.mark.parametrize('place', ['lab/captioning', 'captioning', 'datasets/me/lab/captioning'])
+def test_kaggle_works_on_a_copy(tmp_path, pip, place):
+    lab = lay_out(tmp_path / 'input' / place)
+    folder, printed, _ = run_cell(tmp_path / 'working', pip, **KAGGLE, **COLAB)
+    assert folder == tmp_path / 'working/captioning' and 'Kaggle: installing not-there-yet>=1' in printed
+    (folder / 'models.py').write_text('# my own work')
+    assert run_cell(tmp_path / 'working', pip, **KAGGLE)[0] == folder
+    assert (folder / 'models.py').read_text() == '# my own work' != (lab / 'models.py').read_text()
+
+
+def test_kaggle_without_internet(tmp_path, pip):
+    lay_out(tmp_path / 'captioning')
+    _, _, error = run_cell(tmp_path, pip, **KAGGLE, PIP_FAILS='1')
+    assert 'on Kaggle, see whether Internet is on' in error.splitlines()[-1]
+
+
+def test_modelwhale_is_known_by_its_folders(monkeypatch):
+    for name in (*COLAB, *KAGGLE):
+        monkeypatch.delenv(name, raising=False)
+    assert where.service() is None
+    monkeypatch.setattr(where, 'ROOT', Path('/home/mw/project/captioning'))
+    assert where.service() == 'ModelWhale'
+
+
+def test_a_notebook_without_its_folder(tmp_path, pip):
+    _, _, error = run_cell(tmp_path, pip, **COLAB)
+    assert "FileNotFoundError: the lab's folder is not here: upload captioning.zip" in error
+
+
+def test_nothing_is_missing_where_the_requirements_are_installed():
+    assert where.missing_packages('photos', 'metrics') == []
