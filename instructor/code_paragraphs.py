@@ -138,7 +138,8 @@ def strings(node, whole, of_checks):
     """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with.
 
     :param whole: function node -> what it says
-    :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read
+    :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read, as
+        one in the header of ``markdown(header, rows)`` is
     """
     parts, words = ast.iter_child_nodes(node), []
     match node:
@@ -151,8 +152,11 @@ def strings(node, whole, of_checks):
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords
         case ast.IfExp() if of_checks:
-            words = [part for part in (node.body, node.orelse)
-                     if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha()]
+            words = [node.body, node.orelse]
+        case ast.Call(func=ast.Name('markdown')) if of_checks:
+            words = ast.walk(node.args[0])
+    words = [part for part in words
+             if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha()]
     return words + [found for part in parts for found in strings(part, whole, of_checks)]
 
 
@@ -160,7 +164,7 @@ def is_sentence(text, places):
     """
     :param places: whether it is an f-string
     """
-    words = re.findall(r'\b[A-Za-z]{2,}\b', re.sub(r'\{[^{}]*\}', ' ', text))
+    words = re.findall(r'\b[A-Za-z]{2,}\b', re.sub(r'\{[^{}]*\}|<[^<>]*>', ' ', text))  # tags of HTML are none
     return ' ' in text.strip() and len(words) > 0 or places and text.endswith('.')
 
 

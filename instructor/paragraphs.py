@@ -1,8 +1,8 @@
 """The paragraphs of a text for people, and another text in the place of each: what ``translate.py`` is built on.
 
-A paragraph is one of Markdown (a heading, a list item and a row of a table are paragraphs of their own), one of a
-docstring or of a block of comments, a comment behind code, or a string in code that reads like a sentence. Its line
-breaks do not count. Code, formulas and the titles of TODOs are none.
+A paragraph is one of Markdown (a heading, a list item and a row of a table are paragraphs of their own, in a quote
+too), one of a docstring or of a block of comments, a comment behind code, or a string in code that reads like a
+sentence. Its line breaks do not count. Code, formulas and the titles of TODOs are none.
 """
 
 import json
@@ -11,12 +11,14 @@ from pathlib import PurePath
 
 from instructor.code_paragraphs import has_words, indent_of, python
 
-MARK = re.compile(r' *(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
+MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
+# What is a paragraph in files of other kinds: behind the first group, in the second one.
+VALUE = {'.toml': r'^((?:title|answer|about) = )(".*")$', '.css': r'(content: )("\w+ ")'}
 
 
 def rewrite(name, text, say):
     """
-    :param name: of the file; of Python files in ``tests`` and ``lab`` only the strings are paragraphs
+    :param name: of the file; of Python files in ``tests``, ``lab`` and ``report`` only the strings are paragraphs
     :param text: its content
     :param say: function paragraph -> what takes its place; None: it stays as it is
     :return: the new content
@@ -28,16 +30,15 @@ def rewrite(name, text, say):
             cell['source'] = of_cell(''.join(cell['source']), say).splitlines(keepends=True)
         return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
     if name.endswith('.py'):
-        return python(text, say, comments=not name.startswith(('tests/', 'lab/')))
-    return {'.md': markdown, '.toml': toml}[PurePath(name).suffix](text, say)
+        return python(text, say, comments=not name.startswith(('tests/', 'lab/', 'report/')))
+    return markdown(text, say) if name.endswith('.md') else values(text, VALUE[PurePath(name).suffix], say)
 
 
-def toml(text, say):
-    """The values of ``title``, ``answer`` and ``about``."""
+def values(text, pattern, say):
     def value(match):
         said = say(json.loads(match[2]))
         return match[0] if said is None else match[1] + json.dumps(said, ensure_ascii=False)
-    return re.sub(r'^((?:title|answer|about) = )(".*")$', value, text, flags=re.M)
+    return re.sub(pattern, value, text, flags=re.M)
 
 
 def markdown(text, say):
@@ -46,14 +47,14 @@ def markdown(text, say):
     def end():
         if block:
             mark = MARK.match(block[0])[0]
-            whole = ' '.join([block[0][len(mark):].rstrip(), *map(str.strip, block[1:])])
+            whole = ' '.join([block[0][len(mark):].rstrip(), *(line.lstrip('> ').rstrip() for line in block[1:])])
             said = say(whole) if has_words(whole) else None
             out.extend(block if said is None else [mark + said])
             block.clear()
 
     until, code, blank, inside = '', False, True, 0  # inside: column at which the text of a list item begins
     for line in text.split('\n'):
-        words = line.strip()
+        words = re.sub('^ *>', '', line).strip()
         opens = not until and re.match(r'```|\$\$', words)
         until = opens[0] if opens else until
         code = (blank or code) and bool(words) and indent_of(line) >= inside + 4
@@ -64,9 +65,9 @@ def markdown(text, say):
                 until = ''
         else:
             mark, alone = MARK.match(line)[0], words[0] in '#|'
-            if mark.strip() or alone:
+            if mark.strip(' >') or alone:
                 end()
-            if mark.strip() or blank:
+            if mark.strip(' >') or blank:
                 inside = 0 if words[0] == '#' else len(mark)
             block.append(line)
             if alone:

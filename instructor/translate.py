@@ -17,17 +17,16 @@ from instructor.paragraphs import rewrite
 from utils import atomic_path
 
 FOLDER = ROOT / 'instructor' / 'zh'
-# Of these every paragraph must have its Chinese, see instructor/tests/test_translation.py; and what comes next.
-TRANSLATED = ['models.py', 'train_rnn.ipynb', 'tests/conftest.py', 'tests/checking.py', 'tests/checks.py',
-              'tests/test_todo1.py', 'tests/test_todo2.py', 'tests/rubric.toml', 'instructor/mistakes/todo1.toml',
-              'instructor/mistakes/todo2.toml', 'lab/notebooks.py']
-STILL_ENGLISH = ['README.md', 'instructor/ASSIGNMENT.md', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb',
-                 'compare.ipynb', 'report/report.ipynb', 'notes/1_one_word_at_a_time.ipynb',
-                 'notes/2_sequence_to_sequence.ipynb', 'notes/3_attention.ipynb',
-                 'notes/4_mathematics_of_attention.ipynb', 'notes/5_bleu.ipynb', 'notes/6_errata.ipynb',
-                 'tests/test_todo3.py', 'tests/test_todo4.py', 'tests/test_todo5.py', 'instructor/mistakes/todo3.toml',
-                 'instructor/mistakes/todo4.toml', 'instructor/mistakes/todo5.toml']
-SOURCES = TRANSLATED + STILL_ENGLISH
+SOURCES = ['README.md', 'instructor/ASSIGNMENT.md', 'models.py', 'train_rnn.ipynb', 'train_attention.ipynb',
+           'test.ipynb', 'caption.ipynb', 'compare.ipynb', 'notes/1_one_word_at_a_time.ipynb',
+           'notes/2_sequence_to_sequence.ipynb', 'notes/3_attention.ipynb', 'notes/4_mathematics_of_attention.ipynb',
+           'notes/5_bleu.ipynb', 'notes/6_errata.ipynb', 'report/report.ipynb', 'report/contents.py',
+           'report/render.py', 'report/page.css', 'lab/app.py', 'lab/notebooks.py', 'lab/where.py',
+           'lab/figures/curves.py', 'lab/figures/pictures.py', 'lab/figures/style.py', 'lab/experiments/compare.py',
+           'tests/conftest.py', 'tests/checking.py', 'tests/checks.py', 'tests/test_todo1.py', 'tests/test_todo2.py',
+           'tests/test_todo3.py', 'tests/test_todo4.py', 'tests/test_todo5.py', 'tests/rubric.toml',
+           'instructor/mistakes/todo1.toml', 'instructor/mistakes/todo2.toml', 'instructor/mistakes/todo3.toml',
+           'instructor/mistakes/todo4.toml', 'instructor/mistakes/todo5.toml']
 README = ROOT / 'docs' / 'README.zh.md'
 HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
 
@@ -68,7 +67,7 @@ def behind(source):
 def updated(source, known):
     """Its gettext file, up to date.
 
-    :param known: paragraph -> Chinese, of other sources: for those that are new here
+    :param known: paragraph -> Chinese, of all sources: for those that are new here
     """
     own, now = catalog(source), Catalog()
     for paragraph in english(source):
@@ -79,9 +78,11 @@ def updated(source, known):
             message.string, message.previous_id = known[message.id], []
             message.flags.discard('fuzzy')
         message.flags -= {'python-format', 'python-brace-format'}
+        if message.previous_id or not message.fuzzy:
+            message.user_comments = []  # babel takes the English of the last time for one
     file = io.BytesIO()
-    write_po(file, own, width=0, omit_header=True, ignore_obsolete=True, include_previous=True)
-    return HEADER + file.getvalue().decode()
+    write_po(file, own, width=10 ** 6, omit_header=True, ignore_obsolete=True, include_previous=True)
+    return HEADER + file.getvalue().decode().replace('\n# | ', '\n#| ')
 
 
 def translated(source, text):
@@ -95,23 +96,22 @@ def translated(source, text):
 def readme():
     """README.md in Chinese, as it lies in docs."""
     text = translated('README.md', (ROOT / 'README.md').read_text(encoding='utf-8'))
+    text = text.replace('[中文](docs/README.zh.md)', '[English](README.md)')
     return re.sub(r'\]\((?!\w+:|#)', '](../', text)
 
 
 def main():
-    known = {}
+    known = {paragraph: said for source in SOURCES for paragraph, said in chinese(source).items()}
     for source in SOURCES:
         content = updated(source, known)
         with atomic_path(po_file(source)) as temporary:
             temporary.write_text(content, encoding='utf-8')
-        known |= chinese(source)
-    if 'README.md' in TRANSLATED:
-        with atomic_path(README) as temporary:
-            temporary.write_text(readme(), encoding='utf-8')
+    with atomic_path(README) as temporary:
+        temporary.write_text(readme(), encoding='utf-8')
     for source in SOURCES:
         missing = behind(source)
         print(f'{source}: {len(missing)} of {len(english(source))} paragraphs are missing')
-        for paragraph in missing if source in TRANSLATED else ():
+        for paragraph in missing:
             print(f'    {paragraph[:80]}')
 
 

@@ -107,7 +107,7 @@ def form(models):
     tick = Layout(width='auto', margin='2px 12px')
     chosen = {name: Checkbox(True, description=label(name), indent=False, layout=tick) for name in models}
     beam_size = IntSlider(3, 1, 10, description='beam size', continuous_update=False)
-    play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='word')
+    play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='up to word')
     message, picture = HTML('A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
     columns = Box(layout=Layout(flex='1 1 300px', flex_flow='row wrap'))
     jslink((play, 'value'), (number, 'value'))

@@ -247,10 +247,10 @@ def scores_compared(folders):
         rows.append([run['name'], f"{seeds[0]['parameters']:,}", str(len(seeds)),
                      *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
                      *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
-    header = ['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
-              f'CIDEr-D, beam {beams[middle]}', 'minutes']
-    return table(markdown(header, rows), 'Test scores of the compared runs, mean ± standard deviation over the seeds. '
-                                         'Minutes: of one training.')
+    return table(markdown(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
+                           f'CIDEr-D, beam {beams[middle]}', 'minutes'], rows),
+                 'Test scores of the compared runs, mean ± standard deviation over the seeds. '
+                 'Minutes: of one training.')
 
 
 @said_in_its_place
@@ -258,7 +258,6 @@ def decoders_compared(folder):
     """Parameters, training time and test scores of the decoders; of the shapes also how many captions are true."""
     runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
     truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
-    header = ['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D', *['named', 'pointing'] * bool(truth)]
     rows = []
     for run in runs:
         result, = run['seeds']
@@ -271,11 +270,12 @@ def decoders_compared(folder):
         rows.append(row)
     caption = 'The decoders on the test split.'
     if truth:
-        caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
-                    'Pointing: shape words whose greatest attention lies in the box of the object')
         chances = [found['chance'] for found in truth.values() if found['pointing'] is not None]
-        caption += f', {chances[0]:.1%} by chance.' if chances else '.'
-    return table(markdown(header, rows), caption)
+        by_chance = f', {chances[0]:.1%} by chance' if chances else ''
+        caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
+                    f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
+    return table(markdown(['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D',
+                           *['named', 'pointing'] * bool(truth)], rows), caption)
 
 
 @said_in_its_place
