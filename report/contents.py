@@ -207,8 +207,9 @@ def attention_maps(folder, picture):
         of = '' if name == 'Attention' else f'_{name}'  # as caption.ipynb has it
         path = Path(folder) / 'figures' / f'attention_{picture}{of}.png'
         if path.exists():
-            maps += image(path.read_bytes(), f'{label(name)}, {picture}: where it looked just before each word. Each '
-                                             'map has its own scale. p: probability of the word; peak: greatest weight.')
+            maps += image(path.read_bytes(), f'{label(name)}, {picture}: where it looked just before each word. '
+                                             'Each map has its own scale. p: probability of the word; peak: greatest '
+                                             'weight.')
     if not maps:
         raise Missing(f'{picture} has no attention maps: run `caption.ipynb` with Attention in `decoders`')
     return HTML(maps)
