@@ -14,7 +14,7 @@ import sys
 from instructor.assemble import ROOT, assemble
 
 # the files that take longest come first, so that neither process waits for the other in the end
-LONG = [f'tests/given/test_{name}.py' for name in ('notebooks', 'processes', 'solver', 'extensions', 'compare')]
+LONG = [f'tests/given/test_{name}.py' for name in ('notebooks', 'app', 'processes', 'solver', 'extensions', 'compare')]
 LONG_OF_INSTRUCTOR = [f'instructor/tests/test_{name}.py' for name in ('demo', 'grade', 'handout', 'bonus', 'mistakes')]
 
 

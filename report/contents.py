@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from IPython.display import HTML, Markdown
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lab.experiments.compare import folder_name, markdown, score_cells  # noqa: E402  the path comes first
@@ -110,7 +111,9 @@ def image(png, caption):
     :param png: bytes of a PNG file
     """
     data = base64.b64encode(png).decode()
-    return (f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(caption)}">'
+    with Image.open(io.BytesIO(png)) as opened:
+        inches = opened.width / opened.info['dpi'][0]  # as large as it was drawn
+    return (f'<figure><img src="data:image/png;base64,{data}" width="{96 * inches:.0f}" alt="{html.escape(caption)}">'
             f'<figcaption>{html.escape(caption)}</figcaption></figure>')
 
 
@@ -119,7 +122,7 @@ def drawn(figure, caption):
     :param figure: of matplotlib
     """
     file = io.BytesIO()
-    figure.savefig(file, format='png', dpi=110)
+    figure.savefig(file, format='png')
     plt.close(figure)
     return HTML(image(file.getvalue(), caption))
 
@@ -208,7 +211,8 @@ def attention_maps(folder, picture):
         path = Path(folder) / 'figures' / f'attention_{picture}{of}.png'
         if path.exists():
             maps += image(path.read_bytes(), f'{label(name)}, {picture}: where it looked just before each word. '
-                                             'Each map has its own scale; the number is its greatest weight.')
+                                             'Each map has its own scale. p: probability of the word; peak: greatest '
+                                             'weight.')
     if not maps:
         raise Missing(f'{picture} has no attention maps: run `caption.ipynb` with Attention in `decoders`')
     return HTML(maps)
@@ -280,7 +284,9 @@ def decoders_compared(folder):
 
 @said_in_its_place
 def where_it_looks(folder):
-    """For each word that names a shape: how often the attention peaks in the box of its object."""
+    """How often the attention for a word peaks in the box of the thing it names; nothing where things have no boxes."""
+    if (Path(folder) / 'test_truth.json').exists() and not [*Path(folder).glob('figures/pointing_*.png')]:
+        return None
     return saved_figures(
         folder, 'pointing', '{}: how often the attention for a word peaks in the box of its object, and by chance.',
         'figure of words and boxes, which needs attention and a data set with boxes')
