@@ -107,7 +107,7 @@ def flatten_pixels(encoder_out):
 class DecoderWithRNN(nn.Module):
     """Plain LSTM decoder: the picture is the first "word" that the LSTM reads (*Show and Tell*, sec. 3.1).
 
-    x_{-1} = CNN(I);  x_t = W_e S_t for t = 0 ... N-1;  p_{t+1} = softmax(LSTM(x_t))   (eqs. 10 to 12)
+    x_{-1} = CNN(I);  x_t = W_e S_t;  p_{t+1} = softmax(LSTM(x_t))   (eqs. 10 to 12)
 
     I is the picture; it is read one step before step 0. S_t is word t as a vector with a single one, so W_e S_t is the
     row of the word in ``embedding``. The last layer, ``fc``, is part of what the paper calls LSTM here.
@@ -196,7 +196,7 @@ class DecoderWithRNN(nn.Module):
         encoder_out = flatten_pixels(encoder_out)
         # TODO 2: DecoderWithRNN.forward
         # Predict first: a batch holds two captions, of 5 and of 9 words (<start> and <end> counted). How many rows does
-        # one_step get at t = 3, and how many at t = 4? Which rows of the predictions stay zero?
+        # one_step get at t = 3, and how many at t = 4? Which entries [i, t] of the predictions stay zero?
         #   The longest caption comes first: then the captions that still run are the first rows at every step. Pictures
         #     and captions take the same order. sort_ind[i] is the row that caption i of the sorted batch had before.
         #     caption_lengths is a column, (batch_size, 1): make it (batch_size,) before you sort.
@@ -206,7 +206,7 @@ class DecoderWithRNN(nn.Module):
         #   Step t reads word t of the n captions that still run, those with a decode length above t.
         #     one_step gets their word vectors (n, embed_dim) and their state, h and c (n, decoder_dim); it gives the
         #     scores of step t and the state for step t + 1.
-        #   predictions holds the scores of caption i at step t in row [i, t], and zeros past the caption's end. It lies
+        #   predictions holds the scores of caption i at step t in [i, t], and zeros past the caption's end. It lies
         #     on the device of encoder_out.                          (batch_size, max(decode_lengths), vocab_size)
         ### BEGIN SOLUTION
         caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
@@ -357,7 +357,7 @@ class DecoderWithAttention(nn.Module):
         """
         # TODO 4: DecoderWithAttention.one_step
         # Predict first: the gate is shut, beta = 0 for every channel. What does the decoder still know of the picture
-        # when it scores the next word? Does alpha change?
+        # when it scores the next word? Does alpha change at this step?
         #   1. The attention looks with the old h, since the new one needs z. If you use keys, hand them on.
         #                                                            z (batch_size, encoder_dim)
         #   2. The gate: beta = sigmoid(f_beta(h_{t-1})), a number from 0 to 1 for each channel of z (sec. 4.2.1).
@@ -389,7 +389,7 @@ class DecoderWithAttention(nn.Module):
         # sum to 1 over the words of a caption. Can a caption of 10 steps do so on 196 pixels?
         #   As TODO 2, with two differences:
         #   one_step also gets the pixels of the n captions that still run.        (n, num_pixels, encoder_dim)
-        #   alphas holds the weights of caption i at step t in row [i, t], and zeros past the caption's end.
+        #   alphas holds the weights of caption i at step t in [i, t], and zeros past the caption's end.
         #                                                          (batch_size, max(decode_lengths), num_pixels)
         # Faster, and not asked for: the keys are the same at every step, so they can be made once, before the loop.
         ### BEGIN SOLUTION

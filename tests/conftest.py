@@ -80,6 +80,13 @@ def one_mistake_one_paragraph(reports):
     return paragraphs
 
 
+def filled(text, indent=''):
+    """In lines of 100 letters; Chinese has few spaces to break at, so the terminal breaks it."""
+    if not text.isascii():
+        return indent + text
+    return textwrap.fill(text, 100, initial_indent=indent, subsequent_indent=indent)
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """What is wrong; then TODO, done / wrong / to do, points; only of the TODOs that were looked at."""
     results = config.stash.get(RESULTS, {})
@@ -88,9 +95,8 @@ def pytest_terminal_summary(terminalreporter, config):
     if wrong := terminalreporter.stats.get('wrong'):
         terminalreporter.section('what is wrong')
         for text, names in one_mistake_one_paragraph(wrong):
-            terminalreporter.write_line(textwrap.fill(text, 100))
-            terminalreporter.write_line(textwrap.fill(f'found by {", ".join(names)}', 100, initial_indent='    ',
-                                                      subsequent_indent='    '))
+            terminalreporter.write_line(filled(text))
+            terminalreporter.write_line(filled(f'found by {", ".join(names)}', '    '))
             terminalreporter.write_line('')
     terminalreporter.section('TODOs')
     total, reached, still_open = 0, 0, config.stash.get(OPEN, {})
@@ -102,10 +108,10 @@ def pytest_terminal_summary(terminalreporter, config):
         state = 'wrong' if 'failed' in outcomes.values() else 'to do' if 'skipped' in outcomes.values() else 'done'
         of = f'{points:3} of {possible:2} points   {entry["title"]}' if entry['points'] else ''
         terminalreporter.write_line(f'TODO {todo}  {state:6} {of}'.rstrip())
-        if state == 'done' and 'answer' in entry:
-            terminalreporter.write_line(textwrap.fill(f'Predict first: {entry["answer"]}', 100, initial_indent=' ' * 8,
-                                                      subsequent_indent=' ' * 8))
-        if state != 'done':  # where its first `raise` still stands
+        done = not {'failed', 'skipped'} & set(outcomes.values())
+        if done and 'answer' in entry:
+            terminalreporter.write_line(filled(f'Predict first: {entry["answer"]}', ' ' * 8))
+        if not done:  # where its first `raise` still stands
             said = ' '.join(still_open.get(todo, []))
             for method in dict.fromkeys(re.findall(r'not done yet: TODO \d+: ([\w.]+) ', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')

@@ -413,7 +413,7 @@ def test_tables_by_hand():
                    'BLEU-4': bleu + beam / 100,
                    'CIDEr-D': 0.5 + beam / 10, **({'ROUGE-L': 0.3} if best != 9 else {})} for beam in (1, 3)]
         return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3,
-                    train_seconds=10 * (5 + best))
+                    train_seconds=10 * (5 + best), reference_words=9.5)
 
     results = [dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5)]), dict(name='two', seeds=[seed(0.3, 9)])]
     table = comparison_table(results)
