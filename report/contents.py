@@ -100,14 +100,16 @@ def compared_runs(folder):
 
 
 def table(text, caption):
-    """
+    """A table with its caption above it.
+
     :param text: a Markdown table
     """
     return Markdown(f'<p class="caption">{caption}</p>\n\n{text}')
 
 
 def image(png, caption):
-    """
+    """A figure with its caption below it, as HTML that holds the picture itself.
+
     :param png: bytes of a PNG file
     """
     data = base64.b64encode(png).decode()
@@ -118,8 +120,9 @@ def image(png, caption):
 
 
 def drawn(figure, caption):
-    """
-    :param figure: of matplotlib
+    """A figure of matplotlib with its caption below it.
+
+    :param figure: it is closed
     """
     file = io.BytesIO()
     figure.savefig(file, format='png')
@@ -152,8 +155,9 @@ def settings_compared(folders):
 
 
 def all_settings(runs):
-    """
-    :return: names of the trained runs; dict setting -> its value in each of them, for settings that can matter
+    """What the trained runs were trained with.
+
+    :return: names of the runs; dict setting -> its value in each of them, for settings that can matter
     """
     runs = [run for run in runs if run['settings']]
     return [run['name'] for run in runs], {
@@ -182,7 +186,7 @@ def bleu_by_beam(folder):
 
 @said_in_its_place
 def bleu_figure(folder):
-    """The same as curves."""
+    """BLEU-1 to 4 and words per caption against beam size, as curves."""
     return drawn(plot_bleu([run['seeds'][0] for run in read_runs(folder)]), 'BLEU on the test split against beam size.')
 
 

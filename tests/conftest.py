@@ -105,13 +105,13 @@ def pytest_terminal_summary(terminalreporter, config):
         outcomes = {name: outcome for (number, name), outcome in results.items() if number == todo}
         points = sum(entry['points'].get(name, 0) for name, outcome in outcomes.items() if outcome == 'passed')
         possible = sum(entry['points'].get(name, 0) for name in outcomes)
-        state = 'wrong' if 'failed' in outcomes.values() else 'to do' if 'skipped' in outcomes.values() else 'done'
+        is_wrong, is_open = 'failed' in outcomes.values(), 'skipped' in outcomes.values()
+        state = 'wrong' if is_wrong else 'to do' if is_open else 'done'
         of = f'{points:3} of {possible:2} points   {entry["title"]}' if entry['points'] else ''
         terminalreporter.write_line(f'TODO {todo}  {state:6} {of}'.rstrip())
-        done = not {'failed', 'skipped'} & set(outcomes.values())
-        if done and 'answer' in entry:
+        if not is_wrong and not is_open and 'answer' in entry:
             terminalreporter.write_line(filled(f'Predict first: {entry["answer"]}', ' ' * 8))
-        if not done:  # where its first `raise` still stands
+        if is_wrong or is_open:  # where its first `raise` still stands
             said = ' '.join(still_open.get(todo, []))
             for method in dict.fromkeys(re.findall(r'not done yet: TODO \d+: ([\w.]+) ', said)):
                 terminalreporter.write_line(f'{"":8}to do: {method}')

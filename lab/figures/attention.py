@@ -14,11 +14,13 @@ DARKEST = 0.25  # what is left of a pixel that got no attention
 
 
 def lit(image, alpha, highest=None):
-    """A picture (H, W, 3) uint8, smoothly lit where the attention is.
+    """A picture, smoothly lit where the attention is.
 
+    :param image: (H, W, 3) uint8
     :param alpha: (h, w) attention weights
     :param highest: the weight that leaves the picture as it is, while 0 darkens it. None: the greatest weight of this
         map leaves it as it is, its least one darkens it
+    :return: (H, W, 3) uint8
     """
     smooth = resize(np.asarray(alpha, dtype=float), image.shape[:2], order=3, mode='edge', clip=True)
     low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
@@ -34,7 +36,9 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     a visual sentinel leaves for it, 1 - beta, "when it looks"; or beta, how far the gate of *Show, Attend and Tell*,
     sec. 4.2.1, is open.
 
-    :param image: (H, W, 3) uint8; ``words``: list of str; ``alphas``: (len(words), h, w) attention weights
+    :param image: (H, W, 3) uint8
+    :param words: list of str
+    :param alphas: (len(words), h, w) attention weights
     :param sentinel: whether the decoder has one: then its panel is there even if the picture has all of the attention
     :param probabilities: one per word, or None
     :param gate: beta per word, the mean over the channels, or None
@@ -72,7 +76,9 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
 def save_gif(image, words, alphas, path, seconds=0.7):
     """Write an animated GIF of a caption as it is spoken: word by word, each with its map.
 
-    :param image, words, alphas: as for :func:`plot_attention`; ``seconds``: per word
+    :param image, words, alphas: as for :func:`plot_attention`
+    :param path: of the GIF
+    :param seconds: how long each word is shown
     """
     use_font_for(''.join(words))
     figure = Figure(figsize=(3, 4), dpi=100, layout='none')
