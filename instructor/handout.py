@@ -319,9 +319,9 @@ def main():
         sys.exit(f'error: {error}')
     print(f'\nfolder  {folder}\nzip     {archive}  ({archive.stat().st_size / 1e6:.1f} MB)')
     if language == 'zh':
-        english, missing = ([len(part) for part in map(of, translate.SOURCES)] for of in (
-            translate.english, translate.behind))
-        print(f'{sum(missing)} of {sum(english)} paragraphs are still in English: python -m instructor.translate')
+        paragraphs = sum(len(translate.english(source)) for source in translate.SOURCES)
+        missing = sum(len(translate.behind(source)) for source in translate.SOURCES)
+        print(f'{missing} of {paragraphs} paragraphs are still in English: python -m instructor.translate')
 
 
 if __name__ == '__main__':

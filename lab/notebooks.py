@@ -58,8 +58,8 @@ def check_todos(*todos):
                 bar.total = int(collected[1])
             bar.update(bool(re.search(r'::test_\w+ (PASSED|FAILED|SKIPPED|ERROR)', line)))
     titles = [i for i, line in enumerate(lines) if re.match('=+ .+ =+', line)]
-    for begin in titles[1:2]:  # the first title is pytest's own
-        print('\n'.join(line for line in lines[begin:] if not line.startswith('====')))
+    ours = titles[1] if len(titles) > 1 else len(lines)  # the first title is pytest's own
+    print('\n'.join(line for line in lines[ours:] if not line.startswith('====')))
     still_open = [match[1] for line in lines if (match := re.search(r'^SKIPPED.*not done yet: (TODO .*)', line))]
     if still_open:
         raise NotImplementedError(min(still_open))
