@@ -159,8 +159,8 @@ def main():
     arguments = parser.parse_args()
     names = trained(arguments.run_folder)
     if not names:
-        sys.exit(f'there is no trained model in {arguments.run_folder} yet: run `make demo`, or train_rnn.ipynb or '
-                 'train_attention.ipynb, first')
+        sys.exit(f'there is no trained model in {arguments.run_folder} yet: run train_rnn.ipynb or '
+                 'train_attention.ipynb first')
     load_models(arguments.run_folder, names)  # what is wrong with them is said here, not in the browser
 
     from voila.app import Voila  # caption.ipynb needs none

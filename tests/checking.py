@@ -31,6 +31,11 @@ EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'at
            5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
 RANDOM = ('_half', '_masked', '_words')  # requests whose replies hold random numbers
 KNOWN = 'Known mistake: '  # begins what a check says of one
+OF_ERRORS = {  # how an error begins -> its likely cause
+    'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
+    r'TypeError: (Decoder\w+|Attention)\.\w+\(\) takes': 'self, the first parameter, is missing in its "def" line',
+    r"AttributeError: '(Decoder\w+|Attention)' object": '"self." is missing where made, or has another name there',
+}
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
 
@@ -276,8 +281,9 @@ class Answer:
         if line:
             # an earlier method may stop at what this one hands over
             own = next((own for name, own in reversed(error['called']) if name == self.method), line)
-            cause = 'look at that line' if own == line else f'what line {own} hands over'
+            cause = '' if own == line else f'what line {own} hands over'
             where = f" ({error['file']}, line {line}{f', from line {own}' * (own != line)}: {error.get('code', '')})"
+        cause = next((cause for pattern, cause in OF_ERRORS.items() if re.match(pattern, error['error'])), cause)
         self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
     def wrong(self, expected, came, cause, slow=False):

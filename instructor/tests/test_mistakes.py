@@ -9,7 +9,7 @@ import pytest
 
 from instructor import expected
 from instructor.assemble import ROOT
-from instructor.cut import BONUS
+from instructor.cut import BONUS, REFERENCE
 from instructor.expected import TODOS, checking, load
 from instructor.mistakes import __main__ as command
 from instructor.mistakes import correct_solutions, mistakes
@@ -128,6 +128,19 @@ def test_the_command_prints_mistakes_with_the_checks_that_catch_them(monkeypatch
 def test_two_shapes_in_words(came, wanted, said):
     lab = checking.Lab(3, checking.in_this_process(None, STORED))
     assert lab.difference_of(came, wanted) == said
+
+
+@pytest.mark.parametrize(('right', 'wrong', 'said'), [
+    ('h, c = self.decode_step(embeddings, (h, c))', 'h, c = decode_step(embeddings, (h, c))',
+     '"self." is missing before the name of a layer'),
+    ('def one_step(self, embeddings, h, c):', 'def one_step(embeddings, h, c):', 'self, the first parameter, is'),
+    ('self.fc = nn.Linear(', 'fc = nn.Linear(', '"self." is missing where made')])
+def test_a_forgotten_self_is_named(right, wrong, said, tmp_path):
+    source = REFERENCE.read_text(encoding='utf-8')
+    assert right in source
+    messages = {verdict.message for verdict in verdicts(source.replace(right, wrong, 1), tmp_path, 1, SLOW)
+                if verdict.outcome == 'failed'}
+    assert len(messages) == 1 and f'Likely cause: {said}' in messages.pop()
 
 
 def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):

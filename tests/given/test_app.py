@@ -167,7 +167,7 @@ def test_a_file_as_ipywidgets_7_gives_it():
 
 def test_without_a_trained_model_the_page_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr('sys.argv', ['app', str(tmp_path)])
-    with pytest.raises(SystemExit, match='there is no trained model in .* yet: run `make demo`, or train_rnn.ipynb'):
+    with pytest.raises(SystemExit, match='there is no trained model in .* yet: run train_rnn.ipynb'):
         app.main()
 
 
