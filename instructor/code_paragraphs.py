@@ -4,47 +4,18 @@ import ast
 import io
 import re
 import tokenize
-import unicodedata
 from functools import partial
 from itertools import accumulate
 
 from instructor.cut import TITLE
 
-WIDTH = 120
-FULL = 95  # columns: a line of a comment that ends before this one ends its paragraph
-DEEP = 8  # columns: a line of a comment that is indented so much more is a column at the right
-GAP = re.compile(r' {2,}')  # between columns: "self.init    nn.Linear"; two spaces in a paragraph
-ITEM = re.compile(r'(?:[-*]|\d+\.|(:\w[^:]*:)) ')  # of a list, or a field of a docstring
 NO_WORDS = re.compile(r'`[^`]*`|\$[^$]*\$|\]\([^)]*\)|\{\{.*?\}\}|https?://\S+')
 PIECE = re.compile(r"""([fF]?)('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")  # of a string
-A_PLACE = r'\{\{|\}\}|\{(?:[^{}]|\{[^{}]*\})+\}'  # in an f-string
-PLACE = re.compile(f'({A_PLACE})')
-WIDE = '\u3000-\u9fff\uff00-\uffef'
-# a line may break around a Chinese character, but not before its comma nor behind its bracket
-ATOM = re.compile(rf'{A_PLACE}|[（《“]*(?:[^\s{{“”{WIDE}]+|[^（《“\s])[，。；：、）》”！？]*|\s+')
+PLACE = re.compile(r'(\{\{|\}\}|\{(?:[^{}]|\{[^{}]*\})+\})')  # in an f-string
 
 
 def has_words(text):
     return re.search('[A-Za-z]{2}', NO_WORDS.sub(' ', text)) is not None
-
-
-def indent_of(line):
-    return len(line) - len(line.lstrip())
-
-
-def columns(text):
-    """Its width: a Chinese character takes two columns."""
-    return sum(1 + (unicodedata.east_asian_width(character) in 'WF') for character in text)
-
-
-def wrapped(text, room, hang=0):
-    """Its lines of at most ``room`` columns, the later ones indented by ``hang``; together they are the text."""
-    lines = ['']
-    for atom in ATOM.findall(text):
-        if columns(lines[-1] + atom.rstrip()) > room and lines[-1].strip():
-            lines.append(' ' * hang)
-        lines[-1] += atom
-    return lines
 
 
 def python(text, say, comments=True):
@@ -54,7 +25,6 @@ def python(text, say, comments=True):
     source = re.sub('^[%!]', '#', text, flags=re.M)  # a notebook's magic
     lines = source.split('\n')
     begins = [0, *accumulate(len(line) + 1 for line in lines)]
-    tree, tokens = ast.parse(source), list(tokenize.generate_tokens(io.StringIO(source).readline))
 
     def span(node):
         return [begins[line - 1] + len(lines[line - 1].encode()[:column].decode()) for line, column in (
@@ -64,66 +34,53 @@ def python(text, say, comments=True):
         piece = text[slice(*span(node))]
         return '' if piece[0] == 'r' else template(piece, isinstance(node, ast.JoinedStr))
 
-    edits = [(*span(node), partial(string, node, whole(node), is_nested(node, tokens)))
+    tree = ast.parse(source)
+    edits = [(*span(node), partial(string, whole(node), places=isinstance(node, ast.JoinedStr)))
              for node in strings(tree, whole, of_checks=not comments)]
     if comments:
-        edits += [(*span(node), partial(docstring, text[slice(*span(node))])) for node in docstrings(tree)]
-        edits += [(begins[block[0].start[0] - 1] + block[0].start[1], begins[block[-1].end[0] - 1] + block[-1].end[1],
-                   partial(comment, block)) for block in comment_blocks(tokens)]
-    edits.sort(key=lambda edit: edit[:2])
-
+        edits += [(*span(node), partial(docstring, text[slice(*span(node))], indent=node.col_offset))
+                  for node in docstrings(tree)]
+        for block in comment_blocks(tokenize.generate_tokens(io.StringIO(source).readline)):
+            (row, column), (last_row, last_column) = block[0].start, block[-1].end
+            edits.append((begins[row - 1] + column, begins[last_row - 1] + last_column,
+                          partial(comment, [token.string for token in block], indent=column)))
     out, done = '', 0
-    for number, (begin, end, write) in enumerate(edits, 1):
-        out += text[done:begin]
-        following = edits[number][0] if number < len(edits) else len(text)
-        new = write(say, out.rpartition('\n')[2], text[end:following].partition('\n')[0])
-        new = text[begin:end] if new is None else new
-        out, done = (out.rstrip(' ') if new[0] == '\n' else out) + new, end
+    for begin, end, write in sorted(edits, key=lambda edit: edit[:2]):
+        out += text[done:begin] + (write(say) or text[begin:end])
+        done = end
     return out + text[done:]
 
 
-# Functions that write a piece of code anew: ``say``, what stands before it on its line, what behind -> text, or None
+# How a piece of code is written anew
 
 
-def comment(block, say, before, behind):
-    """
-    :param block: its tokens, one on each line
-    """
-    if before.strip():  # behind code
-        said = say(block[0].string[2:])
-        return None if said is None else f'# {said}'
-    old = [token.string[1:] for token in block]
-    new = reflowed(old, WIDTH - len(before) - 1, say)
-    return None if new == old else f'\n{before}'.join(f'#{line}' for line in new)
+def chunks(text, say):
+    """A docstring or a comment. Blank lines stand between its paragraphs, which keep their line breaks."""
+    body = text.rstrip()
+    said = [(say(chunk) if has_words(chunk) else None) or chunk for chunk in body.split('\n\n')]
+    return '\n\n'.join(said) + text[len(body):]
 
 
-def docstring(source, say, before, behind):
+def comment(lines, say, indent):
+    said = chunks('\n'.join(line[2:] for line in lines), say)
+    return f'\n{" " * indent}'.join(f'# {line}'.rstrip() for line in said.split('\n'))
+
+
+def docstring(source, say, indent):
     """
     :param source: the string with its quotes
     """
-    old = source[3:-3].replace(f'\n{before}', '\n').split('\n')
-    new = reflowed(old, WIDTH - len(before) - 6, say)
-    return None if new == old else '"""' + re.sub('^ +\n', '\n', f'\n{before}'.join(new), flags=re.M) + '"""'
+    said = chunks(source[3:-3].replace('\n' + ' ' * indent, '\n'), say)
+    return '"""' + re.sub(r'\n(?=.)|\n$', '\n' + ' ' * indent, said) + '"""'
 
 
-def string(node, whole, nested, say, before, behind):
+def string(text, say, places):
     """
-    :param whole: what it says, see :func:`template`
-    :param nested: whether it stands between brackets, where a line may end
+    :param text: what it says, see :func:`template`
+    :return: it with its quotes; None: it stays
     """
-    said = say(whole)
-    if said in (None, whole):
-        return None
-    write = partial(literal, places=isinstance(node, ast.JoinedStr))
-    if columns(before + write(said) + behind) <= WIDTH:
-        return write(said)
-    begin, end = ('', '') if nested else ('(', ')')
-    hang = columns(before + begin)
-    if hang > WIDTH / 2:
-        hang = indent_of(before) + 4
-        begin += '\n' + ' ' * hang
-    pieces = wrapped(said, WIDTH - hang - 5 - columns(behind))
-    return begin + f'\n{" " * hang}'.join(map(write, pieces)) + end
+    said = say(text)
+    return None if said in (None, text) else literal(said, places)
 
 
 # What there is to write anew
@@ -168,13 +125,6 @@ def is_sentence(text, places):
     return ' ' in text.strip() and len(words) > 0 or places and text.endswith('.')
 
 
-def is_nested(node, tokens):
-    """Whether it stands between brackets, where a line may end."""
-    before = [token.string for token in tokens if token.type == tokenize.OP
-              and token.end <= (node.lineno, node.col_offset)]
-    return sum(map(before.count, '([{')) > sum(map(before.count, ')]}'))
-
-
 def comment_blocks(tokens):
     """Comments that are one text: on lines of their own, one below the other. Titles of TODOs are none."""
     blocks, below = [], None  # below: where the next comment goes on with the text
@@ -209,67 +159,3 @@ def literal(text, places):
     quote = '"' if "'" in text and '"' not in inside else "'"
     parts[::2] = [re.sub(rf'(?<!\\){quote}', rf'\\{quote}', part) for part in parts[::2]]
     return 'f' * bool(inside) + quote + ''.join(parts) + quote
-
-
-def reflowed(lines, room, say):
-    """The lines of a docstring or of a block of comments, with what ``say`` makes of their paragraphs.
-
-    :param room: columns of a line
-    """
-    out, block = [], []
-    for line in [*lines, '']:
-        if block and not goes_on(block, line, room):
-            out += written(block, room, say)
-            block = []
-        if line.strip():
-            block.append(line)
-        else:
-            out.append(line)
-    return out[:-1]
-
-
-def goes_on(block, line, room):
-    """Whether a line belongs to the paragraph above it."""
-    first, last = block[0], block[-1]
-    more = indent_of(line) - indent_of(first)
-    if not line.strip() or ITEM.match(line.lstrip()):
-        return False
-    if GAP.search(last.strip()):  # a row of a table: its last column may go on
-        return len(block) == 1 and indent_of(line) == [gap.end() for gap in GAP.finditer(last)][-1]
-    if ITEM.match(first.lstrip()):
-        return more > 0
-    if more > DEEP:
-        return True
-    full = columns(last) + WIDTH - room >= FULL
-    as_before = more == indent_of(block[1]) - indent_of(first) if len(block) > 1 else more >= 0
-    return full and as_before and (len(block) > 1 or more == 0 or last[-1] not in '.?!:')
-
-
-def written(block, room, say):
-    """A paragraph anew, its columns where they were."""
-    first, last = block[0], block[-1]
-    # the last line may hold nothing but a column at the right
-    alone = len(block) > 1 and not GAP.search(first.strip()) and indent_of(last) - indent_of(first) > DEEP
-    text = GAP.sub('  ', ' '.join(f' {line.strip()}' if alone and line is last else line.strip() for line in block))
-    said = say(text) if has_words(text) else None
-    if said is None:
-        return block
-    places = [gap.end() for line in block for gap in GAP.finditer(line) if gap.start() or alone and line is last]
-    item, start = ITEM.match(text), indent_of(first)
-    hang = indent_of(block[1]) - start if len(block) > 1 + alone else 0
-    if item:
-        hang = 4 if item[1] else item.end()
-    cell, *cells = said.split('  ')
-    lines = wrapped(' ' * start + cell, room, start + hang)
-    for cell, place in zip(cells, places, strict=True):
-        here = columns(lines[-1])
-        if here + 2 > place:
-            if here + 2 + columns(cell) <= room:
-                place = here + 2
-            else:
-                lines.append('')
-                here = 0
-        begin, *rest = wrapped(' ' * place + cell, room, place)
-        lines[-1] += begin[here:]
-        lines += rest
-    return [line.rstrip() for line in lines]

