@@ -112,7 +112,7 @@ def main():
         missing = behind(source)
         print(f'{source}: {len(missing)} of {len(english(source))} paragraphs are missing')
         for paragraph in missing:
-            print(f'    {paragraph[:80]}')
+            print(f'    {paragraph.splitlines()[0][:80]}')
 
 
 if __name__ == '__main__':
