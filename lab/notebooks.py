@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import papermill
 from tqdm import tqdm
@@ -17,8 +16,6 @@ logging.getLogger('papermill').setLevel(logging.ERROR)  # it warns of each line 
 
 def run_notebook(path, output_path=None, show=True, **parameters):
     """Run a notebook in its own folder.
-
-    There are no progress bars: outside of Jupyter, each of their updates would stay as a line of its own.
 
     :param path: the notebook; it must have a settings cell tagged ``parameters`` if there are any
     :param output_path: where to keep it with its outputs, possibly ``path`` itself; None keeps it nowhere
@@ -32,10 +29,9 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     if os.name == 'posix':  # sockets in a private folder instead of TCP ports that others could listen to
         config.KernelManager.transport = 'ipc'
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
-    with patch.dict(os.environ, TQDM_DISABLE='1'):  # the kernel starts with it
-        return papermill.execute_notebook(
-            str(path), str(output_path) if output_path else None, parameters, cwd=str(path.parent),
-            kernel_name='python3', progress_bar=False, config=config, **streams)
+    return papermill.execute_notebook(str(path), str(output_path) if output_path else None, parameters,
+                                      cwd=str(path.parent), kernel_name='python3', progress_bar=False, config=config,
+                                      **streams)
 
 
 def check_todos(*todos):

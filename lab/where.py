@@ -1,6 +1,6 @@
-"""Which service a notebook runs on, and what is missing there.
+"""Where a notebook runs: which service it is, what is missing there, and whether somebody watches.
 
-The first cell of every notebook calls this before anything is installed: no imports but Python's own.
+The first cell of every notebook calls this before anything is installed: no imports but Python's own and Jupyter's.
 """
 
 import importlib
@@ -10,6 +10,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+
+from IPython import get_ipython
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -44,6 +46,19 @@ def missing_packages(*extras):
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
     wanted = project['dependencies'] + [name for extra in extras for name in project['optional-dependencies'][extra]]
     return list(filter(is_missing, wanted))
+
+
+def set_up():
+    """Get ready for the cells that follow, see :func:`hide_progress_bars` and :func:`install_missing`."""
+    hide_progress_bars()
+    install_missing()
+
+
+def hide_progress_bars():
+    """Where nbconvert or papermill runs the notebook. Each update of a bar would stay there as a line of its own."""
+    kernel = getattr(get_ipython(), 'kernel', None)
+    if not getattr(kernel, '_allow_stdin', True):  # nobody could answer a question either
+        os.environ['TQDM_DISABLE'] = '1'
 
 
 def install_missing():

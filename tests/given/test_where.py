@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from lab import where
 
@@ -112,3 +113,19 @@ def test_a_notebook_without_its_folder(tmp_path, pip):
 
 def test_nothing_is_missing_where_the_requirements_are_installed():
     assert where.missing_packages('photos', 'metrics') == []
+
+
+@pytest.mark.parametrize('watched', [True, False])
+def test_progress_bars_are_hidden_where_nobody_watches(watched):
+    """Jupyter, Colab and others say to the kernel that it may ask questions; nbconvert and papermill say not."""
+    manager, client = start_new_kernel(kernel_name='python3', cwd=str(ROOT))
+    printed = []
+    try:
+        client.execute_interactive(
+            'from lab.where import set_up\nset_up()\nfrom tqdm import tqdm\nprint(tqdm([]).disable)', timeout=60,
+            allow_stdin=watched, stdin_hook=print,
+            output_hook=lambda message: printed.append(message['content'].get('text')))
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert f'{not watched}\n' in printed
