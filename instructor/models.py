@@ -12,8 +12,8 @@ Names of sizes in the shapes below:
 
 =============  ==============================================================================
 batch_size     captions in a batch (in beam search: beams)
-num_pixels     cells of the encoder's grid, 14 * 14 = 196
-encoder_dim    channels of the encoder's grid, 2048 for ResNet-101
+num_pixels     cells of the encoder's grid: 14 * 14 = 196, for the shapes 8 * 8 = 64
+encoder_dim    channels of the encoder's grid: 2048 of ResNet-101, 42 for the shapes
 embed_dim      length of a word vector
 decoder_dim    length of the LSTM's hidden state h and cell state c
 attention_dim  length of the vectors in which pixels and hidden state are compared
@@ -337,7 +337,7 @@ class DecoderWithAttention(nn.Module):
         :return: h, c, each (batch_size, decoder_dim)
         """
         # TODO 4: DecoderWithAttention.init_hidden_state
-        #   h_0 and c_0: two Linear layers, init_h and init_c, each on the mean of the pixels.
+        #   h and c before step 0: two Linear layers, init_h and init_c, each on the mean of the pixels.
         #                                                            (batch_size, decoder_dim) each
         ### BEGIN SOLUTION
         mean_encoder_out = encoder_out.mean(dim=1)

@@ -58,7 +58,7 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
         ax.set(xticks=[], yticks=[], frame_on=False)
     highest = None if scale == 'word' or not words else alphas.max()
     axes[0].imshow(image)
-    axes[0].set_title('picture\n' + ('a scale per word' if highest is None else f'one scale, 0 to {highest:.0%}'))
+    axes[0].set_title('picture\n' + ('each map: its own scale' if highest is None else f'all maps: 0 to {highest:.0%}'))
     chances = [''] * len(words) if probabilities is None else [f'p {p:.2f}, ' for p in probabilities]
     for ax, word, alpha, chance in zip(axes[1:], words, alphas, chances, strict=False):
         ax.imshow(lit(image, alpha, highest))

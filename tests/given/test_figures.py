@@ -276,7 +276,7 @@ def test_attention_has_a_panel_per_word(words):
     figure.canvas.draw()
     drawn = [axes for axes in figure.axes if axes.images]
     assert [axes.get_title() for axes in drawn] == [
-        'picture\na scale per word',
+        'picture\neach map: its own scale',
         *(f'{word}\npeak {alpha.max():.0%}' for word, alpha in zip(words, alphas, strict=True))]
     assert (drawn[0].images[0].get_array() == picture()).all()
     assert figure.get_suptitle().replace('\n', ' ') == ' '.join(words)
@@ -327,7 +327,7 @@ def test_one_scale_for_all_words():
     assert min(lightest['word']) >= 199
     # a cell is smaller than what enlarges it, so that its centre loses a little
     assert lightest['caption'][0] > 180 and lightest['caption'][1] == pytest.approx(200 * (0.25 + 0.75 * 0.25), abs=8)
-    assert maps['caption'].axes[0].get_title() == 'picture\none scale, 0 to 80%'
+    assert maps['caption'].axes[0].get_title() == 'picture\nall maps: 0 to 80%'
 
 
 def test_probability_and_gate_of_each_word():
