@@ -24,8 +24,8 @@ def test_shapes(lab):
                        f'its shape is {answer[name].shape}', 'a missing squeeze, or a sum over another dimension')
     z, pixels = answer['z'], answer.inputs.pixels()
     between = (z >= pixels.min(axis=1) - 1e-4) & (z <= pixels.max(axis=1) + 1e-4)
-    answer.require(between.all(), 'each number of z between the smallest and the largest of its channel',
-                   'it lies outside', 'z is a weighted mean of the pixels')
+    answer.require(between.all(), 'z between the smallest and the largest pixel, in each channel', 'it lies outside',
+                   'the weights of a picture do not sum to 1 over its pixels')
     looks_somewhere(answer)
 
 
