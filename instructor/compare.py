@@ -3,6 +3,7 @@
 Lays the reference over a clean copy of the assignment in ``build/compare`` and runs ``compare.ipynb`` there, with other
 settings if wanted: ``--settings FILE``, a JSON object with any of the names in the notebook's settings cell. What it
 has of these takes the notebook's place as a whole: a ``cfg`` without ``encoder`` is one with the default encoder.
+Scores are those of the test split.
 """
 
 import argparse
@@ -57,7 +58,7 @@ def main():
     arguments = parser.parse_args()
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     try:
-        settings = read_settings(arguments.settings) if arguments.settings else {}
+        settings = {'split': 'TEST'} | (read_settings(arguments.settings) if arguments.settings else {})
         build = assemble(arguments.models, arguments.build)
         run_notebook(build / 'compare.ipynb', build / 'compare.ipynb', **settings)
     except ValueError as error:

@@ -30,7 +30,7 @@ COMPARISON = dict(
              decoder_lr=3e-3, cosine=True),
     runs={'grid of 8 × 8': dict(attention=True, encoded_image_size=8),
           'grid of 16 × 16': dict(attention=True, encoded_image_size=16)},
-    seeds=[0, 1], shown=[0], output_folder='runs/grids')
+    split='TEST', seeds=[0, 1], shown=[0], output_folder='runs/grids')
 NUMBER = re.compile(r'(?<![\d.])\d+\.\d+(?!\.?\d)')  # 0.571, but no part of "sec. 4.2.1"
 REPORT = dict(picture='test1', improvement=['../runs/grids'])
 

@@ -67,6 +67,8 @@ def read_runs(folders):
     runs = []
     for folder in map(Path, folders):
         found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)
+        if not found and (folder / 'val_comparison.json').exists():
+            raise Missing(f"{folder} has validation scores only: run `compare.ipynb` with `split = 'TEST'`")
         if not found:
             raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`')
         if len(folders) > 1:

@@ -124,7 +124,7 @@ def test_another_decoder_is_drawn_under_its_own_name(folder):
 
 def test_compare(folder):
     cfg = {key: value for key, value in training_cfg(True).items() if key not in ('attention', 'output_folder')}
-    _, pictures = run(folder, 'compare.ipynb', pictures=PICTURES, cfg=cfg, shown=[0, 3], runs={
+    _, pictures = run(folder, 'compare.ipynb', pictures=PICTURES, cfg=cfg, split='TEST', shown=[0, 3], runs={
         'plain LSTM': dict(attention=False), 'CaptionNet': dict(decoder='lab.more.captionnet.CaptionNet'),
         'both': dict(ensemble=['plain LSTM', 'CaptionNet'])})
     assert pictures == 3

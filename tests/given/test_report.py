@@ -57,6 +57,11 @@ def test_what_is_not_there_is_said_with_the_notebook_that_makes_it(cell, tmp_pat
     assert re.match(r'<p class="missing">.* run .*<code>\w+\.ipynb</code>', cell(tmp_path).data)
 
 
+def test_a_comparison_that_was_not_tested_says_so(tmp_path):
+    (tmp_path / 'val_comparison.json').write_text('[]')
+    assert "run <code>compare.ipynb</code> with <code>split = 'TEST'</code>" in contents.scores_compared(tmp_path).data
+
+
 def test_a_section_without_its_runs_says_so():
     assert 'name their folders in <code>improvement</code>' in contents.scores_compared([]).data
 
