@@ -13,6 +13,9 @@ from pathlib import PurePath
 from instructor.code_paragraphs import has_words, python
 
 MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
+# What a student has no need to read; lab/decode is worth reading.
+ONLY_STRINGS = ('tests/', 'report/', 'lab/data/', 'lab/experiments/', 'lab/figures/', 'lab/train/', 'lab/app.py',
+                'lab/notebooks.py', 'lab/where.py')
 # What is a paragraph in files of other kinds: behind the first group, in the second one.
 VALUE = {'.toml': r'^((?:title|answer|about) = )(".*")$', '.css': r'(content: )("\w+ ")'}
 
@@ -23,7 +26,7 @@ def indent_of(line):
 
 def rewrite(name, text, say):
     """
-    :param name: of the file; of Python files in ``tests``, ``lab`` and ``report`` only the strings are paragraphs
+    :param name: of the file; of Python files in ONLY_STRINGS the comments and docstrings are no paragraphs
     :param text: its content
     :param say: function paragraph -> what takes its place; None: it stays as it is
     :return: the new content
@@ -35,7 +38,7 @@ def rewrite(name, text, say):
             cell['source'] = of_cell(''.join(cell['source']), say).splitlines(keepends=True)
         return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
     if name.endswith('.py'):
-        return python(text, say, comments=not name.startswith(('tests/', 'lab/', 'report/')))
+        return python(text, say, comments=not name.startswith(ONLY_STRINGS))
     return markdown(text, say) if name.endswith('.md') else values(text, VALUE[PurePath(name).suffix], say)
 
 

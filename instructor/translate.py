@@ -21,14 +21,16 @@ SOURCES = ['README.md', 'instructor/ASSIGNMENT.md', 'docs/shapes.md', 'docs/flic
            'solver.py', 'datasets.py', 'create_input_files.py', 'train_rnn.ipynb', 'train_attention.ipynb',
            'test.ipynb', 'caption.ipynb', 'compare.ipynb', 'notes/1_one_word_at_a_time.ipynb',
            'notes/2_sequence_to_sequence.ipynb', 'notes/3_attention.ipynb', 'notes/4_mathematics_of_attention.ipynb',
-           'notes/5_bleu.ipynb', 'notes/6_errata.ipynb', 'report/report.ipynb', 'report/contents.py',
-           'report/render.py', 'report/page.css', 'lab/app.py', 'lab/notebooks.py', 'lab/where.py',
-           'lab/data/images.py', 'lab/train/forward.py', 'lab/train/fast.py', 'lab/train/resume.py',
-           'lab/figures/curves.py', 'lab/figures/pictures.py', 'lab/figures/style.py', 'lab/experiments/compare.py',
-           'tests/conftest.py', 'tests/checking.py', 'tests/checks.py', 'tests/test_todo1.py', 'tests/test_todo2.py',
-           'tests/test_todo3.py', 'tests/test_todo4.py', 'tests/test_todo5.py', 'tests/rubric.toml',
-           'instructor/mistakes/todo1.toml', 'instructor/mistakes/todo2.toml', 'instructor/mistakes/todo3.toml',
-           'instructor/mistakes/todo4.toml', 'instructor/mistakes/todo5.toml']
+           'notes/5_bleu.ipynb', 'notes/6_errata.ipynb', 'notes/seq2seq.py', 'report/report.ipynb',
+           'report/contents.py', 'report/render.py', 'report/page.css', 'lab/app.py', 'lab/notebooks.py',
+           'lab/where.py', 'lab/data/images.py', 'lab/decode/beam_search.py', 'lab/decode/metrics.py',
+           'lab/decode/cider.py', 'lab/decode/coco_metrics.py', 'lab/decode/evaluate.py', 'lab/train/forward.py',
+           'lab/train/fast.py', 'lab/train/resume.py', 'lab/figures/curves.py', 'lab/figures/pictures.py',
+           'lab/figures/style.py', 'lab/experiments/compare.py', 'tests/conftest.py', 'tests/checking.py',
+           'tests/checks.py', 'tests/test_todo1.py', 'tests/test_todo2.py', 'tests/test_todo3.py',
+           'tests/test_todo4.py', 'tests/test_todo5.py', 'tests/rubric.toml', 'instructor/mistakes/todo1.toml',
+           'instructor/mistakes/todo2.toml', 'instructor/mistakes/todo3.toml', 'instructor/mistakes/todo4.toml',
+           'instructor/mistakes/todo5.toml']
 README = ROOT / 'docs' / 'README.zh.md'
 HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
 
