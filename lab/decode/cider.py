@@ -1,7 +1,7 @@
 """CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726, sec. 4 and 7), fast enough to be a reward in training.
 
-Every n-gram g of a caption weighs tf(g) * idf(g), where tf is how often it occurs; a caption c is compared with a
-reference s by
+Every n-gram g of a caption has the weight tf(g) * idf(g), where tf is how often it occurs. The weights of a caption c
+are the entries c_g of a vector of length |c|; those of a reference s are s_g. The two are compared by
 
     CIDEr-D_n(c, s) = 10 exp(-(l(c) - l(s))^2 / (2 sigma^2)) * sum over g of min(c_g, s_g) s_g / (|c| |s|)
 
