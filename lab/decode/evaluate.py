@@ -137,7 +137,7 @@ def caption_image(model, image, beam_size=3, max_len=50):
 def gate_per_word(model, encoder_out, words):
     """How far the gate of *Show, Attend and Tell*, sec. 4.2.1, is open at each word: beta, its mean over the channels.
 
-    The decoder reads the caption once more while a hook listens to its layer ``f_beta``.
+    The decoder reads the caption once more while a hook listens to its gate.
 
     :param encoder_out: (1, h, w, encoder_dim)
     :param words: word indices of a caption, without <start> and <end>
