@@ -54,15 +54,15 @@ def python(text, say, comments=True):
 # How a piece of code is written anew
 
 
-def chunks(text, say):
+def by_paragraph(text, say):
     """A docstring or a comment. Blank lines stand between its paragraphs, which keep their line breaks."""
     body = text.rstrip()
-    said = [(say(chunk) if has_words(chunk) else None) or chunk for chunk in body.split('\n\n')]
+    said = [has_words(paragraph) and say(paragraph) or paragraph for paragraph in body.split('\n\n')]
     return '\n\n'.join(said) + text[len(body):]
 
 
 def comment(lines, say, indent):
-    said = chunks('\n'.join(line[2:] for line in lines), say)
+    said = by_paragraph('\n'.join(line[2:] for line in lines), say)
     return f'\n{" " * indent}'.join(f'# {line}'.rstrip() for line in said.split('\n'))
 
 
@@ -70,7 +70,7 @@ def docstring(source, say, indent):
     """
     :param source: the string with its quotes
     """
-    said = chunks(source[3:-3].replace('\n' + ' ' * indent, '\n'), say)
+    said = by_paragraph(source[3:-3].replace('\n' + ' ' * indent, '\n'), say)
     return '"""' + re.sub(r'\n(?=.)|\n$', '\n' + ' ' * indent, said) + '"""'
 
 

@@ -13,9 +13,8 @@ from pathlib import PurePath
 from instructor.code_paragraphs import has_words, python
 
 MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
-# What a student has no need to read; lab/decode is worth reading.
-ONLY_STRINGS = ('tests/', 'report/', 'lab/data/', 'lab/experiments/', 'lab/figures/', 'lab/train/', 'lab/app.py',
-                'lab/notebooks.py', 'lab/where.py')
+# Python files that the assignment calls worth reading: their comments and docstrings are paragraphs, too.
+WITH_COMMENTS = re.compile(r'[^/]+\.py|notes/.+|lab/decode/.+')
 # What is a paragraph in files of other kinds: behind the first group, in the second one.
 VALUE = {'.toml': r'^((?:title|answer|about) = )(".*")$', '.css': r'(content: )("\w+ ")'}
 
@@ -26,7 +25,7 @@ def indent_of(line):
 
 def rewrite(name, text, say):
     """
-    :param name: of the file; of Python files in ONLY_STRINGS the comments and docstrings are no paragraphs
+    :param name: of the file; in Python files that are not WITH_COMMENTS only the strings are paragraphs
     :param text: its content
     :param say: function paragraph -> what takes its place; None: it stays as it is
     :return: the new content
@@ -38,7 +37,7 @@ def rewrite(name, text, say):
             cell['source'] = of_cell(''.join(cell['source']), say).splitlines(keepends=True)
         return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
     if name.endswith('.py'):
-        return python(text, say, comments=not name.startswith(ONLY_STRINGS))
+        return python(text, say, comments=WITH_COMMENTS.fullmatch(name) is not None)
     return markdown(text, say) if name.endswith('.md') else values(text, VALUE[PurePath(name).suffix], say)
 
 

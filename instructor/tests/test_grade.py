@@ -571,9 +571,10 @@ def test_a_runner_that_was_stopped_holds_up_nobody(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, 'SECONDS', 2)
     lab = laid_over(tmp_path, RIGHT + """
 import os, pathlib, signal
-if pathlib.Path('/tmp/second').exists():
+second = pathlib.Path.home() / 'second'
+if second.exists():
     os.kill(os.getppid(), signal.SIGSTOP)
-pathlib.Path('/tmp/second').touch()
+second.touch()
 """)
     with sandbox.Sandbox(lab) as box:
         assert not box.broken

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ('data', 'decode', 'experiments', 'more', 'train')  # of lab; figures and forms change no training
 LOADED = {}  # module -> the spec that it was loaded by, its source at that time
 
 
@@ -31,8 +32,8 @@ def modules_of(decoder=None):
 
     :param decoder: the setting, such as 'my_decoder.MyDecoder'
     """
-    given = ['.'.join(path.relative_to(ROOT).with_suffix('').parts) for path in (ROOT / 'lab').rglob('*.py')
-             if path.stem != '__init__']
+    given = ['.'.join(path.relative_to(ROOT).with_suffix('').parts) for room in ROOMS
+             for path in (ROOT / 'lab' / room).glob('*.py') if path.stem != '__init__']
     own = [decoder.rpartition('.')[0]] if decoder else []
     return sorted({'models', 'datasets', 'solver', 'utils', *given, *own})
 

@@ -42,6 +42,15 @@ def test_comments_and_empty_lines_do_not_count(other_source, change):
         assert code_digest() == before
 
 
+def test_a_training_neither_loads_nor_minds_the_figures(other_source):
+    loaded = subprocess.run([sys.executable, '-c', 'import sys, solver; print("matplotlib" in sys.modules)'], cwd=ROOT,
+                            capture_output=True, text=True)
+    assert loaded.stdout == 'False\n', loaded.stderr
+    before = code_digest()
+    with other_source('lab.figures.style', lambda source: source + b'\nX = 1\n'):
+        assert code_digest() == before
+
+
 def test_a_decoders_own_file_counts_for_this_decoder_only(mine):
     find_decoder(dict(decoder=f'{MINE}.Mine'))
     others, before = code_digest(), code_digest(f'{MINE}.Mine')
