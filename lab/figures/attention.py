@@ -40,8 +40,8 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :param words: list of str
     :param alphas: (len(words), h, w) attention weights
     :param sentinel: whether the decoder has one: then its panel is there even if the picture has all of the attention
-    :param probabilities: one per word, or None
-    :param gate: beta per word, the mean over the channels, or None
+    :param probabilities: (len(words),), or None
+    :param gate: (len(words),) beta, its mean over the channels, or None
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
     """
     use_font_for(''.join(words))
