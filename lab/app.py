@@ -1,4 +1,4 @@
-"""A form for pictures of your own: choose a file, and the models say word by word what they see.
+"""A form for pictures of your own: drop or choose a file, and the models say word by word what they see.
 
 ``caption.ipynb`` ends in it. ``python -m lab.app runs/shapes`` serves it as a page without code, through Voilà.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 import nbformat.v4
 import numpy as np
 import torch
+from IPython.display import Javascript, display
 from ipywidgets import HTML, Box, Checkbox, FileUpload, HBox, IntSlider, Layout, Play, VBox, jslink
 from PIL import Image
 
@@ -25,6 +26,22 @@ from lab.train.checkpoints import load_models
 from utils import sentence
 
 SHOWN = 320  # longest side of a picture on the page, in pixels
+# A dropped file goes the way of a chosen one: the button asks its hidden input for files, and this one has them.
+DROP = """
+document.ondragover = event => { if (event.target.closest('.own-picture')) event.preventDefault() }
+document.ondrop = event => {
+    const form = event.target.closest('.own-picture')
+    if (!form) return
+    event.preventDefault()
+    const ask = HTMLInputElement.prototype.click
+    HTMLInputElement.prototype.click = function () {
+        this.files = event.dataTransfer.files
+        this.dispatchEvent(new Event('change'))
+    }
+    form.querySelector('.widget-upload').click()
+    HTMLInputElement.prototype.click = ask
+}
+"""
 LARGEST_FILE = 100 * 2 ** 20  # bytes that a browser may send to Voilà in one message; its own limit is 10 MiB
 
 
@@ -92,8 +109,8 @@ class SpokenCaption(VBox):
 
 
 def chosen_file(upload):
-    """:return: name and bytes; ipywidgets 7, which Colab has, keeps them in another form"""
-    file, = upload.value.values() if isinstance(upload.value, dict) else upload.value
+    """:return: name and bytes of the first; ipywidgets 7, which Colab has, keeps them in another form"""
+    file, *_ = upload.value.values() if isinstance(upload.value, dict) else upload.value
     return file.get('metadata', file)['name'], bytes(file['content'])
 
 
@@ -108,7 +125,7 @@ def form(models):
     chosen = {name: Checkbox(True, description=label(name), indent=False, layout=tick) for name in models}
     beam_size = IntSlider(3, 1, 10, description='beam size', continuous_update=False)
     play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='up to word')
-    message, picture = HTML('A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
+    message, picture = HTML('Or drop it here. A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
     columns = Box(layout=Layout(flex='1 1 300px', flex_flow='row wrap'))
     jslink((play, 'value'), (number, 'value'))
 
@@ -141,8 +158,12 @@ def form(models):
     for widget in (upload, beam_size, *chosen.values()):
         widget.observe(caption, 'value')
     row = Layout(flex_flow='row wrap')
-    return VBox([HBox([upload, *chosen.values(), beam_size], layout=row), HBox([play, number], layout=row),
-                 message, Box([picture, columns], layout=row)])
+    whole = VBox([HBox([upload, *chosen.values(), beam_size], layout=row), HBox([play, number], layout=row),
+                  message, Box([picture, columns], layout=row)],
+                 layout=Layout(border='1px dashed #999', padding='8px'))
+    whole.add_class('own-picture')
+    display(Javascript(DROP))
+    return whole
 
 
 def trained(run_folder):

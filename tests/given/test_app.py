@@ -224,3 +224,12 @@ def test_the_page_in_a_browser(browser, address, models, phone_photo, tmp_path):
     give(tmp_path / 'notes.jpg')
     page.get_by_text('notes.jpg: this image cannot be decoded: it is no picture').wait_for()
     assert maps.count() == 0
+    Image.new('RGB', (40, 30), RED).save(tmp_path / 'dropped.png')
+    page.evaluate("""pixels => {
+        const dropped = new DataTransfer()
+        dropped.items.add(new File([Uint8Array.from(pixels)], 'dropped.png'))
+        document.querySelector('.own-picture').dispatchEvent(
+            new DragEvent('drop', {dataTransfer: dropped, bubbles: true, cancelable: true}))
+    }""", list((tmp_path / 'dropped.png').read_bytes()))
+    page.get_by_text('dropped.png', exact=True).wait_for()
+    maps.nth(1).wait_for()
