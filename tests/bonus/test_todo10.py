@@ -12,7 +12,7 @@ def test_attention(lab):
 
 def test_two_heads(lab):
     after(lab, test_attention)
-    check_method(lab, 'heads_attention', f'{ATTENTION}, two heads',
+    check_method(lab, 'heads_attention', ATTENTION,
                  alpha='each head has its own part of q, k and v; alpha is the mean',
                  context='each head has its own part of q, k and v')
 
