@@ -4,8 +4,8 @@
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
 # make pictures: the demo, and its figures become those of README.md.
-# For instructors: make handout (folder and zip for students; LANGUAGE=zh: in Chinese), make bonus (a further task),
-# make gradescope (its autograder zip),
+# For instructors: make handout (folder and zip for students), make bonus (a further task), both in Chinese with
+# LANGUAGE=zh; make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
 PYTHON ?= python3
 VENV := .venv
@@ -36,11 +36,13 @@ compare: $(VENV)/.ready
 bench: $(VENV)/.ready
 	$(PY) -m benchmarks.bench
 
+IN_LANGUAGE = $(if $(LANGUAGE),--language $(LANGUAGE))
+
 handout: $(VENV)/.ready
-	$(PY) -m instructor.handout --install $(if $(LANGUAGE),--language $(LANGUAGE))
+	$(PY) -m instructor.handout --install $(IN_LANGUAGE)
 
 bonus: $(VENV)/.ready
-	$(PY) -m instructor.bonus
+	$(PY) -m instructor.bonus $(IN_LANGUAGE)
 
 gradescope: $(VENV)/.ready
 	$(PY) -m instructor.gradescope

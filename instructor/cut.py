@@ -20,6 +20,7 @@ REFERENCE = ROOT / 'instructor' / 'models.py'
 BONUS = {6: 'lab/more/adaptive.py', 7: 'lab/more/adaptive.py', 8: 'lab/more/cells.py', 9: 'lab/more/bahdanau.py',
          10: 'lab/more/captionnet.py', 11: 'lab/more/decoder.py', 12: 'lab/more/self_critical.py',
          13: 'lab/more/ensembles.py', 14: 'lab/more/word_vectors.py'}
+FIRST_OF_BONUS = {file: todo for todo, file in sorted(BONUS.items(), reverse=True)}  # file -> number of its first TODO
 BEGIN, END = '### BEGIN SOLUTION', '### END SOLUTION'
 TITLE = re.compile(r'^\s*# TODO (\d+): (\S+)$')
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from instructor import translate
 from instructor.assemble import ROOT, wanted_files, without_outputs
-from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
+from instructor.cut import BEGIN, END, FIRST_OF_BONUS, REFERENCE, student_source
 from instructor.expected import as_file, content_of
 from utils import atomic_path
 
@@ -36,10 +36,8 @@ FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/capti
                  'docs/images/adaptive.png', 'docs/images/looks.png', 'tests/bonus/*')  # see instructor/bonus.py
 KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', 'docs/README.zh.md',
              *FOR_THE_BONUS)
-# Given code with a TODO of the bonus task in it -> number of its first TODO.
-FIRST_OF_BONUS = {file: todo for todo, file in sorted(BONUS.items(), reverse=True)}
 ASSIGNMENT = ROOT / 'instructor' / 'ASSIGNMENT.md'
-TABLE = {'en': ('task', 'points', 'in all'), 'zh': ('任务', '分值', '合计')}  # of the points, in ASSIGNMENT.md
+LANGUAGES = {'en': ('task', 'points', 'in all'), 'zh': ('任务', '分值', '合计')}  # -> table of points in ASSIGNMENT.md
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
@@ -68,18 +66,26 @@ def files(language='en'):
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
     found['ASSIGNMENT.md'] = ASSIGNMENT.read_bytes()
     if language == 'zh':
-        for name in found:
-            source = ASSIGNMENT.relative_to(ROOT).as_posix() if name == 'ASSIGNMENT.md' else name
-            if source in translate.SOURCES:
-                found[name] = translate.translated(source, found[name].decode()).encode()
-        found['tests/expected.npz'] = with_chinese_mistakes(found['tests/expected.npz'])
+        found = in_chinese(found)
     found['ASSIGNMENT.md'] = assignment(found['ASSIGNMENT.md'].decode(), found['tests/rubric.toml'].decode(),
-                                        *TABLE[language]).encode()
+                                        *LANGUAGES[language]).encode()
     return dict(sorted(found.items()))
 
 
+def in_chinese(found):
+    """What is handed out, in Chinese as far as it has been translated.
+
+    :param found: path in the folder -> content
+    """
+    sources = {source.removeprefix('instructor/'): source for source in translate.SOURCES}
+    texts = {name: translate.translated(sources[name], content.decode()).encode()
+             for name, content in found.items() if name in sources}
+    results = {name: with_chinese_mistakes(content) for name, content in found.items() if name.endswith('expected.npz')}
+    return found | texts | results
+
+
 def with_chinese_mistakes(expected_results):
-    """tests/expected.npz with what known mistakes are in Chinese, where it has been translated."""
+    """The file of expected results with what known mistakes are in Chinese, where it has been translated."""
     index, numbers = content_of(expected_results)
     said = {about: known for source in translate.SOURCES if '/mistakes/' in source
             for about, known in translate.chinese(source).items()}
@@ -303,7 +309,7 @@ run_notebook('compare.ipynb', pictures=few, cfg=sizes, shown=[0], output_folder=
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--language', choices=TABLE, default='en', help='of its texts')
+    parser.add_argument('--language', choices=LANGUAGES, default='en', help='of its texts')
     parser.add_argument('--build', type=Path, help='where to build it; default: build/handout, build/handout_zh')
     parser.add_argument('--install', action='store_true', help='also prove that its environment installs (minutes)')
     arguments = parser.parse_args()

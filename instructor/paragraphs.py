@@ -14,7 +14,7 @@ from instructor.code_paragraphs import has_words, python
 
 MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
 # Python files that the assignment calls worth reading: their comments and docstrings are paragraphs, too.
-WITH_COMMENTS = re.compile(r'[^/]+\.py|notes/.+|lab/decode/.+')
+WITH_COMMENTS = re.compile(r'[^/]+\.py|notes/.+|lab/(decode|more)/.+')
 # What is a paragraph in files of other kinds: behind the first group, in the second one.
 VALUE = {'.toml': r'^((?:title|answer|about) = )(".*")$', '.css': r'(content: )("\w+ ")'}
 

@@ -11,10 +11,10 @@ from warm import run_module
 
 from instructor import handout
 from instructor.assemble import ROOT
-from instructor.bonus import TASKS, files, main, task
-from instructor.cut import BEGIN, BONUS, END
+from instructor.bonus import files, main
+from instructor.cut import BEGIN, BONUS, END, FIRST_OF_BONUS
 
-SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in handout.FIRST_OF_BONUS}
+SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in FIRST_OF_BONUS}
 
 
 @pytest.fixture(scope='module')
@@ -48,25 +48,28 @@ def test_no_line_of_the_solution_is_in_it(folder):
             # what every decoder has, the classes without a TODO show as well
             assert {line for line in lines & handed_out if not re.match(r'self\.\w+ = nn\.', line)} == set()
             assert not source or source.count('raise NotImplementedError(') == len(titles)
-    assert sorted(set(found)) == list(TASKS)
+    assert sorted(set(found)) == list(BONUS)
 
 
 def test_open_todos_are_not_done_yet(folder):
     found = check(folder)
     assert found.returncode == 0, found.stdout
     assert ' passed' not in found.stdout.splitlines()[-1]
-    assert re.findall(r'^TODO (\d+)  to do$', found.stdout, re.M) == [str(todo) for todo in TASKS]
+    assert re.findall(r'^TODO (\d+)  to do$', found.stdout, re.M) == [str(todo) for todo in BONUS]
     todo = 'TODO 6: DecoderWithSpatialAttention.__init__ is still to do: follow its steps in lab/more/adaptive.py'
     assert f'not done yet: {todo}' in found.stdout
     assert '        to do: DecoderWithSpatialAttention.__init__' in found.stdout.splitlines()
 
 
-@pytest.mark.parametrize('todo', TASKS)
-def test_the_page_of_one_todo(todo):
-    page, (what, _) = task([todo]), TASKS[todo]
-    assert f'tests/bonus -k todo{todo}\n' in page and '{{' not in page and f'`{BONUS[todo]}`, the notebooks' in page
-    assert [int(number) for number in re.findall(r'^\| (\d+) \|', page, re.MULTILINE)] == [todo] and what in page
-    sources = [content.decode() for name, content in files([todo]).items() if name in SOLUTIONS]
+@pytest.mark.parametrize('language', ['en', 'zh'])
+@pytest.mark.parametrize('todo', BONUS)
+def test_one_todo(todo, language):
+    handed_out = files([todo], language)
+    page = handed_out['BONUS.md'].decode()
+    assert f'tests/bonus -k todo{todo}\n' in page and '{{' not in page
+    assert re.findall(r'^\| (\d+) \|.*\| `(.*)` \|$', page, re.M) == [(str(todo), BONUS[todo])]
+    assert page.count(f'`{BONUS[todo]}`') == 2  # in the table, and among what is to hand in
+    sources = [content.decode() for name, content in handed_out.items() if name in SOLUTIONS]
     assert {int(number) for source in sources for number in re.findall(r'# TODO (\d+): ', source)} == {todo}
 
 
@@ -98,7 +101,7 @@ def test_the_reference_does_them_all(folder):
         one = check(folder, '-k', 'todo10')
         of_the_lab = run_module('pytest', '-q', '-p', 'no:cacheprovider', '-k', 'todo1', cwd=folder)
     assert found.returncode == 0 and 'skipped' not in found.stdout.splitlines()[-1], found.stdout
-    assert re.findall(r'^TODO (\d+)  done$', found.stdout, re.M) == [str(todo) for todo in TASKS]
+    assert re.findall(r'^TODO (\d+)  done$', found.stdout, re.M) == [str(todo) for todo in BONUS]
     assert re.findall(r'^TODO (\d+) ', one.stdout, re.M) == ['10']
     assert re.findall(r'^TODO (\d+) ', of_the_lab.stdout, re.M) == ['1']
 
@@ -112,7 +115,7 @@ def test_one_todo_alone(folder):
         found = check(folder)
     assert found.returncode == 0, found.stdout
     states = dict(re.findall(r'^TODO (\d+)  (to do|done)$', found.stdout, re.M))
-    assert states == {str(todo): 'to do' if todo == 7 else 'done' for todo in TASKS}
+    assert states == {str(todo): 'to do' if todo == 7 else 'done' for todo in BONUS}
 
 
 def test_a_mistake_is_named_and_what_builds_on_it_waits(folder):
@@ -139,3 +142,16 @@ def test_a_file_that_is_not_python(folder):
 def test_the_comparison_is_whole_again(folder):
     notebook = (folder / 'compare.ipynb').read_text()
     assert "'plain RNN'" in notebook and "'ensemble of two'" in notebook and '"outputs": []' in notebook
+
+
+def test_in_chinese(tmp_path):
+    """The bonus lies over the Chinese handout; the checks know its TODOs, and a mistake is told in Chinese."""
+    for name, content in {**handout.files('zh'), **files(language='zh')}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    with laid_in(tmp_path, {BONUS[9]: SOLUTIONS[BONUS[9]].replace('F.elu(', 'torch.tanh(')}):
+        found = check(tmp_path)
+    assert re.findall(r'^TODO (\d+)  ', found.stdout, re.M) == [str(todo) for todo in BONUS], found.stdout
+    assert 'TODO 6: DecoderWithSpatialAttention.__init__ 尚未完成' in found.stdout
+    assert '该用 ELU 的地方用了 tanh' in found.stdout

@@ -19,6 +19,7 @@ PAGE = 'docs/instructors.md'
 OLD, NEW = 'f_beta', 'gate'
 # another decoder has a layer of this name; the page and this test tell of it
 STAYS = {'lab/more/bahdanau.py', 'tests/given/test_papers.py', 'instructor/mistakes/todo9.toml', PAGE,
+         'instructor/zh/lab/more/bahdanau.py.po', 'instructor/zh/mistakes/todo9.toml.po',
          'instructor/tests/test_recipe.py'}
 STEP, NEW_STEP = '2. The gate: beta', '2. The gate opens or shuts: beta'
 TITLE, NEW_TITLE = 'one gated step"', 'one step through a gate"'
