@@ -192,7 +192,7 @@ def prove_nothing_is_given_away(archive):
         for name in packed.namelist():
             data = packed.read(name)
             path = name.removeprefix(f'{NAME}/')
-            allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png', '.css')) \
+            allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png', '.css', '.js')) \
                 or path in ('weights/shapes_cnn.pth', 'tests/expected.npz')  # an encoder, which is given; numbers
             if not allowed or path.startswith(('instructor', '.', 'build')) or '__pycache__' in path:
                 raise HandoutError(f'{path} is not for students')

@@ -5,6 +5,7 @@
 
 import argparse
 import html
+import json
 import os
 import sys
 import tempfile
@@ -26,23 +27,9 @@ from lab.train.checkpoints import load_models
 from utils import sentence
 
 SHOWN = 320  # longest side of a picture on the page, in pixels
-# A dropped file goes the way of a chosen one: the button asks its hidden input for files, and this one has them.
-DROP = """
-document.ondragover = event => { if (event.target.closest('.own-picture')) event.preventDefault() }
-document.ondrop = event => {
-    const form = event.target.closest('.own-picture')
-    if (!form) return
-    event.preventDefault()
-    const ask = HTMLInputElement.prototype.click
-    HTMLInputElement.prototype.click = function () {
-        this.files = event.dataTransfer.files
-        this.dispatchEvent(new Event('change'))
-    }
-    form.querySelector('.widget-upload').click()
-    HTMLInputElement.prototype.click = ask
-}
-"""
-LARGEST_FILE = 100 * 2 ** 20  # bytes that a browser may send to Voilà in one message; its own limit is 10 MiB
+# Bytes of a file that gets through to Jupyter, whose messages end at 10 MiB, and to the page, which is set to more.
+LARGEST, LARGEST_ON_PAGE = 10 ** 7, 10 ** 8
+SCRIPT = Path(__file__).with_name('app.js')
 
 
 def describe(content, models, beam_size=3, file='this file'):
@@ -114,10 +101,11 @@ def chosen_file(upload):
     return file.get('metadata', file)['name'], bytes(file['content'])
 
 
-def form(models):
+def form(models, largest=LARGEST):
     """The form: a picture, models and beam size to choose; below, a column for each model that is chosen.
 
     :param models: dict name -> :class:`checkpoints.CaptionModel`
+    :param largest: bytes of a file that it takes
     :return: an ``ipywidgets`` box
     """
     upload = FileUpload(accept='image/*', description='Choose a picture', layout=Layout(width='180px'))
@@ -162,7 +150,9 @@ def form(models):
                   message, Box([picture, columns], layout=row)],
                  layout=Layout(border='1px dashed #999', padding='8px'))
     whole.add_class('own-picture')
-    display(Javascript(DROP))
+    message.add_class('own-message')
+    too_large = f'it has more than {largest // 10 ** 6} MB, which do not get through; take a smaller file'
+    display(Javascript(f'{SCRIPT.read_text()}({largest}, {json.dumps(too_large)})'))
     return whole
 
 
@@ -192,12 +182,12 @@ def main():
                                       'weight of a cell, in percent of all attention.'),
         nbformat.v4.new_code_cell(f'import os\n\nos.chdir({os.getcwd()!r})\n'
                                   'from lab.app import form\nfrom lab.train.checkpoints import load_models\n\n'
-                                  f'form(load_models({arguments.run_folder!r}, {names}))')])
+                                  f'form(load_models({arguments.run_folder!r}, {names}), {LARGEST_ON_PAGE})')])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'page.ipynb'
         nbformat.write(page, path)
         Voila.launch_instance([str(path)], port=arguments.port, open_browser=not arguments.no_browser,
-                              tornado_settings=dict(websocket_max_message_size=LARGEST_FILE))
+                              tornado_settings=dict(websocket_max_message_size=LARGEST_ON_PAGE + 2 ** 20))
 
 
 if __name__ == '__main__':

@@ -233,3 +233,9 @@ def test_the_page_in_a_browser(browser, address, models, phone_photo, tmp_path):
     }""", list((tmp_path / 'dropped.png').read_bytes()))
     page.get_by_text('dropped.png', exact=True).wait_for()
     maps.nth(1).wait_for()
+    with (tmp_path / 'film.mp4').open('wb') as film:
+        film.truncate(app.LARGEST_ON_PAGE + 1)
+    give(tmp_path / 'film.mp4')
+    page.get_by_text('film.mp4: it has more than 100 MB, which do not get through').wait_for()
+    give(phone_photo)
+    page.get_by_text('phone.jpg', exact=True).wait_for()
