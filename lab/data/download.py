@@ -123,8 +123,8 @@ def needed_space(name, folder):
     download = unpacked = disk = 0
     for source, paths, missing in find_missing(name, folder):
         archive = folder / source.archive
-        if missing != [] and (source.url or archive.exists()):
-            to_come = 0 if archive.exists() else source.size - bytes_of(part_of(archive))
+        if missing != []:
+            to_come = 0 if archive.exists() or not source.url else source.size - bytes_of(part_of(archive))
             download += to_come
             unpacked += source.unpacked * (len(missing) / len(paths) if paths else 1)
             disk = max(disk, unpacked + to_come)  # the archives before it are gone by then
@@ -171,9 +171,9 @@ def receive(url, part, size):
         if response.status_code != 206:  # the server cannot begin in the middle
             start = 0
         total = start + int(response.headers.get('Content-Length', size - start))
-        if total != size:
-            raise DownloadError(f'{url} has {total:,} bytes, the file has {size:,}: something else is there now, or a '
-                                'page that asks for a login')
+        if total != size or 'text/html' in response.headers.get('Content-Type', ''):
+            raise DownloadError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
+                                'asks for a login')
         with open(part, 'ab' if start else 'wb') as file, tqdm(desc=part.stem, total=size, initial=start, unit='B',
                                                               unit_scale=True, unit_divisor=1000) as bar:
             for chunk in response.iter_content(CHUNK):

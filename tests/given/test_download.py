@@ -44,7 +44,10 @@ class Answer(BaseHTTPRequestHandler):
         if self.headers['Range'] and self.server.ranges:
             start = int(self.headers['Range'].removeprefix('bytes=').rstrip('-'))
         self.send_response(206 if start else 200)
-        self.send_header('Content-Length', str(len(content) - start))
+        if content.startswith(b'<html>'):
+            self.send_header('Content-Type', 'text/html; charset=utf-8')
+        else:
+            self.send_header('Content-Length', str(len(content) - start))
         self.end_headers()
         stop = self.server.breaks.pop(0) if self.server.breaks else None
         self.wfile.write(content[start:] if stop is None else content[start:start + stop])
@@ -169,10 +172,11 @@ def test_damage_on_the_way(coco, tmp_path, server, capsys):
     assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
 
 
-def test_a_page_in_place_of_the_file(coco, tmp_path, server, capsys):
-    server.files['/zips/train2014.zip'] = b'<html>Please log in.</html>'
+@pytest.mark.parametrize('content', [b'<html>Please log in.</html>', b'a file of another size'])
+def test_something_else_in_place_of_the_file(coco, tmp_path, server, capsys, content):
+    server.files['/zips/train2014.zip'] = content
     assert main(coco) == 1
-    assert 'has 27 bytes, the file has' in capsys.readouterr().err
+    assert '/zips/train2014.zip is not the file of' in capsys.readouterr().err
     assert files_in(tmp_path / 'coco') == {'dataset_coco.json'}
 
 
@@ -219,8 +223,9 @@ def test_stopped_while_it_unpacks(coco, tmp_path, server, monkeypatch, capsys):
 
 def test_pictures_behind_a_form(server, coco, tmp_path, monkeypatch, capsys):
     split, train, val, _ = download.SOURCES['coco']
-    monkeypatch.setitem(download.SOURCES, 'coco', (split, Source('photos.zip', 0, by_hand='ask their owner')))
+    monkeypatch.setitem(download.SOURCES, 'coco', (split, Source('photos.zip', 4000, by_hand='ask their owner')))
     images = tmp_path / 'coco/images'
+    assert download.needed_space('coco', tmp_path / 'coco') == (split.size, max(split.size + 1000, 5000))
     assert main(coco) == 1
     error = capsys.readouterr().err
     assert f'ask their owner. Then put the zip as {tmp_path}/coco/photos.zip, or all .jpg files into {images}' in error
