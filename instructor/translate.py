@@ -24,7 +24,7 @@ PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'doc
             'report/report.ipynb', 'report/*.py', 'report/page.css', 'lab/[a-z]*.py', 'lab/data/images.py',
             'lab/decode/[a-z]*.py', 'lab/more/*.py', 'lab/train/forward.py', 'lab/train/fast.py', 'lab/train/resume.py',
             'lab/figures/[cps]*.py', 'lab/experiments/compare.py', 'tests/c*.py', 'tests/test_todo*.py',
-            'tests/rubric.toml', 'tests/bonus/bonus_checks.py', 'tests/bonus/test_*.py',
+            'tests/protocol.py', 'tests/rubric.toml', 'tests/bonus/bonus_checks.py', 'tests/bonus/test_*.py',
             'instructor/mistakes/todo*.toml']
 SOURCES = [path.relative_to(ROOT).as_posix() for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 README = ROOT / 'docs' / 'README.zh.md'

@@ -35,6 +35,9 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
     r'TypeError: (Decoder\w+|Attention)\.\w+\(\) takes': 'self, the first parameter, is missing in its "def" line',
     r"AttributeError: '(Decoder\w+|Attention)' object": '"self." is missing where made, or has another name there',
+    '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
+    r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
+    r'TypeError: (Sigmoid|Tanh|ReLU|Softmax)\.__init__': 'nn.Sigmoid and its like make a layer; torch.sigmoid computes the numbers',
 }
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
@@ -202,7 +205,8 @@ class Lab:
 
     def __init__(self, todo, subject):
         self.todo, self.subject, self.inputs = todo, subject, subject.inputs
-        self.names_of_sizes = {size: name for name, size in self.inputs.named_sizes().items()}
+        self.names_of_sizes = {size: name for name, size in self.inputs.named_sizes().items()
+                               if todo != 3 or ' ' not in name}  # its vectors are not those of an LSTM
 
     def __call__(self, name, method, stubs=None):
         """Ask; stop here if the TODO is open, or if the first call ends in an error.
@@ -243,7 +247,7 @@ class Lab:
 
     def shapes_at(self, error):
         """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
-        if not re.search(r'size|shape|dim|\dD', error['error']):
+        if not re.search(r'size|shape|dim|\dD|elements', error['error']):
             return ''
         return ''.join(f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
 

@@ -8,6 +8,7 @@ import pytest
 from checking import KNOWN, Lab, in_this_process, rubric
 
 RESULTS, OPEN = pytest.StashKey(), pytest.StashKey()
+NOT_PYTHON = ' (Syntax|Indentation|Tab)Error: '
 WRONG = r'(TODO \d+), ((?:\w+\.)?)(\w+): '  # begins what a check says
 
 
@@ -76,7 +77,11 @@ def one_mistake_one_paragraph(reports):
         for group in groups:
             group.sort(key=lambda report: ('.__init__:' not in report.longreprtext,
                                            KNOWN not in report.longreprtext))
-            paragraphs.append((group[0].longreprtext, [report.nodeid.rpartition('::')[2] for report in group]))
+            paragraph = group[0].longreprtext, [report.nodeid.rpartition('::')[2] for report in group]
+            if re.search(NOT_PYTHON, paragraph[0]):  # then all TODOs of the file say the same
+                paragraph = re.sub(WRONG, '', paragraph[0]), []
+            if paragraph not in paragraphs:
+                paragraphs.append(paragraph)
     return paragraphs
 
 
@@ -96,7 +101,8 @@ def pytest_terminal_summary(terminalreporter, config):
         terminalreporter.section('what is wrong')
         for text, names in one_mistake_one_paragraph(wrong):
             terminalreporter.write_line(filled(text))
-            terminalreporter.write_line(filled(f'found by {", ".join(names)}', '    '))
+            if names:
+                terminalreporter.write_line(filled(f'found by {", ".join(names)}', '    '))
             terminalreporter.write_line('')
     terminalreporter.section('TODOs')
     total, reached, still_open = 0, 0, config.stash.get(OPEN, {})

@@ -270,7 +270,10 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
             made_before = inputs.get(f'keys {tensor}')
             extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor]) if made_before is None else made_before}
             inputs[f'keys {tensor}'] = extra['keys']
-        values = flat(function(*given, **extra))
+        values = function(*given, **extra)
+        if method == 'one_step' and isinstance(values, tuple) and any(isinstance(part, tuple) for part in values):
+            raise TypeError(f'one_step must give back {", ".join(outputs)}, {len(outputs)} values, none in a tuple')
+        values = flat(values)
     if len(values) != len(outputs):
         raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values; it gave '
                         f'{len(values) or "nothing (is the return missing?)"}')
@@ -309,7 +312,7 @@ def as_array(value, name):
     if isinstance(value, (tuple, list)):
         value = torch.tensor(value)
     if not torch.is_tensor(value):
-        raise TypeError(f'{name} must be a tensor, not {type(value).__name__}')
+        raise TypeError(f"'{name}' must be a tensor, not '{type(value).__name__}'")
     value = value.detach().cpu()
     return value.numpy() if value.is_floating_point() else value.long().numpy()
 
