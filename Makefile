@@ -51,11 +51,11 @@ remake: $(VENV)/.ready
 	$(PY) -m instructor.remake
 
 # The environment, made anew when the requirements change.
-$(VENV)/.ready: requirements.txt
+$(VENV)/.ready: requirements.txt instructor/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11: make $(MAKECMDGOALS) PYTHON=python3.11 (or newer)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
+	$(PY) -m pip install --disable-pip-version-check -r instructor/requirements.txt
 	@touch $@
 
 clean:

@@ -248,10 +248,11 @@ def run(command, folder, code=0):
     return done.stdout
 
 
-def lint(folder, python):
-    """Every file parses and lints with the TODOs open."""
+def lint(folder, _):
+    """Every file parses and lints with the TODOs open. The linter is ours: students need none."""
     # lines may be too long: a message in Chinese stands on one
-    run([python, '-m', 'ruff', 'check', '--config', str(folder / 'pyproject.toml'), '--ignore', 'E501', '.'], folder)
+    config = ['--config', str(folder / 'pyproject.toml'), '--ignore', 'E501']
+    run([sys.executable, '-m', 'ruff', 'check', *config, '.'], folder)
     for path in folder.rglob('*.py'):
         compile(path.read_text(encoding='utf-8'), str(path), 'exec')
 

@@ -1,6 +1,7 @@
 """Where a notebook runs: which service it is, what is missing there, and whether somebody watches.
 
-The first cell of the notebooks of the top folder calls this before anything is installed: no imports but Python's own and Jupyter's.
+The first cell of the notebooks of the top folder calls this before anything is installed: no imports but Python's own
+and Jupyter's.
 """
 
 import importlib

@@ -37,7 +37,8 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     r"AttributeError: '(Decoder\w+|Attention)' object": '"self." is missing where made, or has another name there',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
-    r'TypeError: (Sigmoid|Tanh|ReLU|Softmax)\.__init__': 'nn.Sigmoid and its like make a layer; torch.sigmoid computes the numbers',
+    r'TypeError: (Sigmoid|Tanh|ReLU|Softmax)\.__init__':
+        'nn.Sigmoid and its like make a layer; torch.sigmoid computes the numbers',
 }
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 

@@ -29,7 +29,8 @@ def check_layers(lab, kind):
                          f'there is no {name}' + (f', but {near[0]}' if near else ''),
                          'the layer has another name or kind, or is never made')
         answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
-                       f'the sizes that self.{layer} is made with: first that of what goes in, then that of what comes out')
+                       f'the sizes that self.{layer} is made with: first that of what goes in, then that of what '
+                       'comes out')
     for what in ('layers', *['equal'] * (kind != 'attention')):
         answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__', stubs=())
         answer.same(*(name for name in answer.expected if name != 'dropout'),

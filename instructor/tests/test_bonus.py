@@ -137,6 +137,7 @@ def test_a_file_that_is_not_python(folder):
     assert '        waits for TODO 6' in found.stdout.splitlines()
     assert re.search(r"it stops with SyntaxError: '\(' was never closed \(adaptive.py, line \d+\)",
                      ' '.join(found.stdout.split())), found.stdout
+    assert found.stdout.count('SyntaxError') == 1  # both TODOs are in this file
 
 
 def test_the_comparison_is_whole_again(folder):

@@ -82,7 +82,7 @@ def is_named(mistake, own):
     assert failed, 'the checks of its TODO let it pass'
     assert any(mistake.about in verdict.message for verdict in failed), [v.message for v in failed]
     for verdict in failed:
-        assert re.match(rf'TODO {mistake.todo}, [\w.]+(, two heads)?: expected .*; here .*', verdict.message)
+        assert re.match(rf'TODO {mistake.todo}, [\w.]+: expected .*; here .*', verdict.message)
         assert '\n' not in verdict.message
 
 
@@ -134,13 +134,30 @@ def test_two_shapes_in_words(came, wanted, said):
     ('h, c = self.decode_step(embeddings, (h, c))', 'h, c = decode_step(embeddings, (h, c))',
      '"self." is missing before the name of a layer'),
     ('def one_step(self, embeddings, h, c):', 'def one_step(embeddings, h, c):', 'self, the first parameter, is'),
-    ('self.fc = nn.Linear(', 'fc = nn.Linear(', '"self." is missing where made')])
-def test_a_forgotten_self_is_named(right, wrong, said, tmp_path):
+    ('self.fc = nn.Linear(', 'fc = nn.Linear(', '"self." is missing where made'),
+    ('h, c = self.decode_step(embeddings, (h, c))', 'h, c = self.decode_step(input, (h, c))',
+     'a name such as input is a function of Python'),
+    ('torch.cat([embeddings, beta * z], dim=1)', 'torch.cat(embeddings, beta * z)', 'torch.cat takes its tensors'),
+    ('torch.sigmoid(self.f_beta(h))', 'nn.Sigmoid(self.f_beta(h))', 'nn.Sigmoid and its like make a layer')])
+def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     source = REFERENCE.read_text(encoding='utf-8')
     assert right in source
-    messages = {verdict.message for verdict in verdicts(source.replace(right, wrong, 1), tmp_path, 1, SLOW)
+    todo = 4 if 'beta' in right else 1
+    messages = {verdict.message for verdict in verdicts(source.replace(right, wrong, 1), tmp_path, todo, SLOW)
                 if verdict.outcome == 'failed'}
     assert len(messages) == 1 and f'Likely cause: {said}' in messages.pop()
+
+
+def test_the_missing_mean_lists_its_tensors(tmp_path):
+    source = REFERENCE.read_text(encoding='utf-8').replace('init(encoder_out.mean(dim=1))', 'init(encoder_out)')
+    messages = [verdict.message for verdict in verdicts(source, tmp_path, 1, SLOW) if verdict.outcome == 'failed']
+    assert 'encoder_out is (5 = batch_size, 12 = num_pixels, 7 = encoder_dim)' in messages[0]
+
+
+def test_a_state_in_a_tuple_is_found_in_its_todo(tmp_path):
+    source = REFERENCE.read_text(encoding='utf-8').replace('return predictions, h, c', 'return predictions, (h, c)')
+    messages = [verdict.message for verdict in verdicts(source, tmp_path, 1, SLOW) if verdict.outcome == 'failed']
+    assert 'one_step must give back predictions, h, c, 3 values, none in a tuple' in messages[0]
 
 
 def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
