@@ -21,7 +21,7 @@ def test_shapes(lab):
             ('alpha', (answer.inputs.batch, answer.inputs.num_pixels), 'batch_size, num_pixels'),
             ('z', (answer.inputs.batch, answer.inputs.encoder_dim), 'batch_size, encoder_dim')):
         answer.require(answer[name].shape == shape, f'{name} of shape {shape} = ({meaning})',
-                       f'its shape is {answer[name].shape}', 'a missing squeeze, or a sum over another dimension')
+                       f'its shape is {answer[name].shape}', lab.difference_of(answer[name].shape, shape))
     z, pixels = answer['z'], answer.inputs.pixels()
     between = (z >= pixels.min(axis=1) - 1e-4) & (z <= pixels.max(axis=1) + 1e-4)
     answer.require(between.all(), 'z between the smallest and the largest pixel, in each channel', 'it lies outside',
