@@ -138,7 +138,7 @@ def test_two_shapes_in_words(came, wanted, said):
     ('h, c = self.decode_step(embeddings, (h, c))', 'h, c = self.decode_step(input, (h, c))',
      'a name such as input is a function of Python'),
     ('torch.cat([embeddings, beta * z], dim=1)', 'torch.cat(embeddings, beta * z)', 'torch.cat takes its tensors'),
-    ('torch.sigmoid(self.f_beta(h))', 'nn.Sigmoid(self.f_beta(h))', 'nn.Sigmoid and its like make a layer')])
+    ('beta = torch.sigmoid(', 'beta = nn.Sigmoid(', 'nn.Sigmoid and its like make a layer')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     source = REFERENCE.read_text(encoding='utf-8')
     assert right in source

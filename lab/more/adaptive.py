@@ -189,7 +189,8 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
         super().__init__(attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim, dropout)
         # TODO 7: DecoderWithAdaptiveAttention.__init__
-        #   self.W_x  nn.Linear  2 embed_dim -> decoder_dim;  self.W_h  decoder_dim -> decoder_dim, without bias
+        #   self.W_x  nn.Linear  2 embed_dim -> decoder_dim
+        #   self.W_h  nn.Linear  decoder_dim -> decoder_dim, without bias
         #   self.W_s  nn.Linear  decoder_dim -> attention_dim, without bias
         ### BEGIN SOLUTION
         self.W_x = nn.Linear(2 * embed_dim, decoder_dim)

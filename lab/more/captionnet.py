@@ -59,7 +59,7 @@ class CaptionNet(Decoder):
         h_0 = tanh(W_h0 mean(cells)),  c_0 = tanh(W_c0 mean(cells))       (*Show, Attend and Tell*, sec. 3.1.2)
         context = attention(cells, h_{t-1})                   (Vaswani et al. 2017, arXiv 1706.03762, eq. 1)
         h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})     (Xu et al. 2015, arXiv 1502.03044, eqs. 1 to 3)
-        p = softmax(MLP([h_t; context; w_t]))                 (deep output, its eq. 7, with a tanh)
+        p = softmax(MLP([h_t; context; w_t]))                 (deep output, Xu et al. eq. 7, with a tanh)
 
     The grid is (batch_size, h, w, channels) or (batch_size, cells, channels) as everywhere in this lab, or
     (batch_size, channels, cells), as VGG features often come; where there are as many cells as channels, the

@@ -48,7 +48,8 @@ class DecoderWithCell(Decoder):
         :return: new state: tuple (h,) or (h, c)
         """
         # TODO 8: DecoderWithCell.one_step
-        #   self.decode_step takes embeddings and state: an LSTM cell (h, c) and gives (h, c), the others h alone.
+        #   self.decode_step takes embeddings and state. An LSTM cell takes the tuple (h, c) as its second argument and
+        #   gives (h, c); the others take h and give h.
         #   Without a state call it with the embeddings alone: it starts from zeros. Return a tuple, (h,) or (h, c)
         ### BEGIN SOLUTION
         if isinstance(self.decode_step, nn.LSTMCell):

@@ -26,7 +26,8 @@ class Ensemble(nn.Module):
     def start(self, encoder_out):
         """
         :param encoder_out: (batch_size, h, w, channels)
-        :return: the states of all in one tuple, and their memories; how many each has is in ``self.sizes``
+        :return: the states of all in one tuple, and their memories; ``self.sizes[i]``: how many states and memories
+            decoder i has
         """
         starts = [decoder.start(encoder_out[..., own])
                   for decoder, own in zip(self.decoders, self.channels, strict=True)]

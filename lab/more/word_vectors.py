@@ -28,9 +28,9 @@ def load(embedding, path, word_map):
     """
     loaded = set()
     # TODO 14: load
-    #   For each word, its numbers and their place in lines(path, embed_dim), one after the other, so that no more than
-    #   a line is in memory: if the word is in the vocabulary and not loaded yet, vector(word, numbers, place)
-    #   becomes its row of the embedding (in torch.no_grad()), and the word goes into loaded
+    #   For each word, its numbers and their place in lines(path, embedding.embedding_dim), one after the other, so that
+    #   no more than a line is in memory: if the word is in the vocabulary and not loaded yet, then
+    #   vector(word, numbers, place) becomes its row of the embedding (in torch.no_grad()), and it goes into loaded
     ### BEGIN SOLUTION
     with torch.no_grad():
         for word, numbers, place in lines(path, embedding.weight.shape[1]):

@@ -93,7 +93,8 @@ class WordVectors(nn.Module):
             path = Path(folder) / 'vectors.txt'
             path.write_text(text, encoding='utf-8')
             try:
-                count = self.module.load(self.embedding, path, self.WORDS)
+                with torch.enable_grad():  # as it is called
+                    count = self.module.load(self.embedding, path, self.WORDS)
             except ValueError:
                 count = -1
         return torch.tensor(count), self.embedding.weight.clone()

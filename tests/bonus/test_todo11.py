@@ -42,7 +42,8 @@ def test_nothing_is_changed_in_place(lab):
     after(lab, test_own_words_are_drawn_from_the_scores_of_their_row)
     answer, shares = shares_of(lab, 1.0)
     answer.require(like(shares, TRUE), 'true_words as they were, for the next call',
-                   'others', 'true_words[...] = changes the caller\'s tensor: torch.where makes a new one')
+                   'they have been changed',
+                   'true_words[...] = changes the caller\'s tensor: torch.where makes a new one')
 
 
 def test_true_words_are_taken_as_often_as_said(lab):
