@@ -207,7 +207,7 @@ class Lab:
     def __init__(self, todo, subject):
         self.todo, self.subject, self.inputs = todo, subject, subject.inputs
         self.names_of_sizes = {size: name for name, size in self.inputs.named_sizes().items()
-                               if todo not in (3, 7) or ' ' not in name}  # num_pixels + 1 is one of these there
+                               if todo not in (3, 7) or ' ' not in name}  # attention has no LSTM: 13 is num_pixels + 1
 
     def __call__(self, name, method, stubs=None):
         """Ask; stop here if the TODO is open, or if the first call ends in an error.

@@ -65,7 +65,7 @@ def one_mistake_one_paragraph(reports):
     """Of the checks of a method that fail, the first one speaks, or the first one that knows the mistake. The others
     mostly fail for the same reason. Where layers are wrong, all of their class waits for them.
 
-    :return: list of (what it says, names of the checks)
+    :return: list of (what it says, names of the checks: none where a file is not Python, which fails all of them)
     """
     found = {}
     for report in reports:

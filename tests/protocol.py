@@ -272,7 +272,8 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
             inputs[f'keys {tensor}'] = extra['keys']
         values = function(*given, **extra)
         if method == 'one_step' and isinstance(values, tuple) and any(isinstance(part, tuple) for part in values):
-            raise TypeError(f'one_step must give back {", ".join(outputs)}, {len(outputs)} values, none in a tuple')
+            raise TypeError(f'one_step must give back {", ".join(outputs)}, {len(outputs)} values, none of them '
+                            'a tuple')
         values = flat(values)
     if len(values) != len(outputs):
         raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values; it gave '

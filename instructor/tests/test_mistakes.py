@@ -157,7 +157,7 @@ def test_the_missing_mean_lists_its_tensors(tmp_path):
 def test_a_state_in_a_tuple_is_found_in_its_todo(tmp_path):
     source = REFERENCE.read_text(encoding='utf-8').replace('return predictions, h, c', 'return predictions, (h, c)')
     messages = [verdict.message for verdict in verdicts(source, tmp_path, 1, SLOW) if verdict.outcome == 'failed']
-    assert 'one_step must give back predictions, h, c, 3 values, none in a tuple' in messages[0]
+    assert 'one_step must give back predictions, h, c, 3 values, none of them a tuple' in messages[0]
 
 
 def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):

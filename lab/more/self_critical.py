@@ -87,8 +87,8 @@ def surrogate_loss(log_p, reward, greedy_reward, weights):
     :return: 0-dim
     """
     # TODO 12: surrogate_loss
-    #   1. the baseline b: greedy_reward, for all samples of a picture    (n, 1)
-    #      or, where there is none, for each sample the mean reward of the others    (n, samples)
+    #   1. the baseline b: greedy_reward, for all samples of a picture                  (n, 1)
+    #      or, where there is none, for each sample the mean reward of the others       (n, samples)
     #   2. advantage = reward - b; it is a number: no gradient goes through it. It must come to log_p.device, and the
     #      weights as well
     #   3. minus the mean over the samples of advantage * log_p, and the sum over the pictures, each times its weight
