@@ -369,9 +369,9 @@ def validate(model, dataset, loss=None):
 def log_epoch(scores):
     """Print an entry of the history."""
     distributed.log(f" * LOSS - {scores['val_loss']:.3f}, TOP-5 ACCURACY - {scores['val_top5']:.3f}, "
-                    f"BLEU-4 - {scores['val_bleu4']:.3f}")
-    distributed.log(f"   free-running: GREEDY BLEU-4 - {scores['val_greedy_bleu4']:.3f}, CIDER - "
-                    f"{scores['val_greedy_cider']:.3f}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
+                    f"BLEU-4 - {scores['val_bleu4']:.3f}, GREEDY BLEU-4 - {scores['val_greedy_bleu4']:.3f}, "
+                    f"CIDER - {scores['val_greedy_cider']:.3f}   "
+                    f"(epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
 
 
 def save(model, optimizers, schedulers):
