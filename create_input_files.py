@@ -88,7 +88,10 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     :return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file
     """
     def tokens(sentence):
-        return cut(sentence["raw"]) if cut else sentence["tokens"]
+        words = cut(sentence["raw"]) if cut else sentence["tokens"]
+        if isinstance(words, str):
+            raise TypeError("'tokens' is a text, no list")
+        return words
 
     try:
         content = Path(path).read_bytes()
@@ -96,7 +99,7 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     except OSError as error:
         raise InputFilesError(f"{path}: the Karpathy JSON cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise InputFilesError(f"{path}: this is not a valid JSON file ({error})") from error
+        raise InputFilesError(f"{path}: this is not a valid JSON file in UTF-8 ({error})") from error
     pictures = []
     try:
         for entry in tqdm(data["images"], desc="checking images", unit="image", delay=2):

@@ -187,8 +187,8 @@ class DecoderWithRNN(nn.Module):
         # one_step get at t = 3, and how many at t = 4? Which entries [i, t] of the predictions stay zero?
         #   The longest caption comes first: then the captions that still run are the first rows at every step. Pictures
         #     and captions take the same order. sort_ind[i] is the row that caption i of the sorted batch had before;
-        #     validation finds the references of a caption by it. caption_lengths is a column, (batch_size, 1): make it
-        #     (batch_size,) before you sort.
+        #     validation finds by it what people say of the picture. caption_lengths is a column, (batch_size, 1): make
+        #     it (batch_size,) before you sort.
         #   The decode length of a caption is its number of steps: one less than it has words, since <end> is predicted
         #     but never read.
         #   The state before step 0 comes from the picture: init_hidden_state.
@@ -315,7 +315,7 @@ class DecoderWithAttention(nn.Module):
         """
         # TODO 4: DecoderWithAttention.one_step
         # Predict first: the gate is shut, beta = 0 for every channel. What does the decoder still know of the picture
-        # when it scores the next word? Does alpha change at this step?
+        # when it scores the next word? Would the alpha of this step be another one if the gate were open?
         #   1. The attention looks with the old h, since the new one needs z. If you use keys, hand them on.
         #                                                            z (batch_size, encoder_dim)
         #   2. The gate: beta = sigmoid(f_beta(h_{t-1})), a number from 0 to 1 for each channel of z (sec. 4.2.1).
@@ -339,7 +339,7 @@ class DecoderWithAttention(nn.Module):
         encoder_out = flatten_pixels(encoder_out)
         # TODO 5: DecoderWithAttention.forward
         # Predict first: the doubly stochastic penalty (alpha_c, eq. 14 of the paper) wants the weights of each pixel to
-        # sum to 1 over the words of a caption. Can a caption of 10 steps do so on 196 pixels?
+        # sum to 1 over the words of a caption. Can a caption of 8 steps do so on 64 pixels?
         #   As TODO 2, with two differences:
         #   one_step also gets the pixels of the n captions that still run.        (n, num_pixels, encoder_dim)
         #   alphas holds the weights of caption i at step t in [i, t], and zeros past the caption's end.

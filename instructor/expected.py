@@ -187,7 +187,7 @@ def expected(right, library):
                 name = right.of_todo[mistake.todo][-1]
                 wrong = {(name, ()): checking.signature(name, subject.reply(name, ()), slow=True)}
             for request, found in wrong.items():
-                known[checking.key(*request)][mistake.about] = found
+                known[checking.key(*request)].setdefault(mistake.about, []).append(found)
     layers = {'made': right.layers.made, 'shapes': right.layers.shapes}
     return {'layers': layers, 'expected': index, 'mistakes': known}, np.concatenate(numbers).astype(np.float32)
 
@@ -236,9 +236,9 @@ def differences(one, other):
     for name in mistakes.keys() | kept.keys():
         for about in mistakes.get(name, {}).keys() | kept.get(name, {}).keys():
             found = [known.get(name, {}).get(about) for known in (mistakes, kept)]
-            if None in found:
+            if None in found or len(found[0]) != len(found[1]):
                 yield f'mistakes/{name}/{about}: only in one of them'
-            elif not checking.same_signature(*found):
+            elif not all(map(checking.same_signature, *found)):
                 yield f'mistakes/{name}/{about}: {found[0]} and {found[1]}'
 
 

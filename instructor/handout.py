@@ -89,7 +89,7 @@ def with_chinese_mistakes(expected_results):
     index, numbers = content_of(expected_results)
     said = {about: known for source in translate.SOURCES if '/mistakes/' in source
             for about, known in translate.chinese(source).items()}
-    index['mistakes'] = {request: {said.get(about, about): signature for about, signature in known.items()}
+    index['mistakes'] = {request: {said.get(about, about): signatures for about, signatures in known.items()}
                          for request, known in index['mistakes'].items()}
     return as_file(index, numbers)
 

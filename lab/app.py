@@ -30,6 +30,7 @@ SHOWN = 320  # longest side of a picture on the page, in pixels
 # Bytes of a file that gets through to Jupyter, whose messages end at 10 MiB, and to the page, which is set to more.
 LARGEST, LARGEST_ON_PAGE = 10 ** 7, 10 ** 8
 SCRIPT = Path(__file__).with_name('app.js')
+STYLES = "style-src 'self' 'unsafe-inline'"  # Voila's template asks a server far away for icons, and waits for it
 
 
 def describe(content, models, beam_size=3, file='this file'):
@@ -187,7 +188,8 @@ def main():
         path = Path(folder) / 'page.ipynb'
         nbformat.write(page, path)
         Voila.launch_instance([str(path)], port=arguments.port, open_browser=not arguments.no_browser,
-                              tornado_settings=dict(websocket_max_message_size=LARGEST_ON_PAGE + 2 ** 20))
+                              tornado_settings=dict(websocket_max_message_size=LARGEST_ON_PAGE + 2 ** 20,
+                                                    headers={'Content-Security-Policy': STYLES}))
 
 
 if __name__ == '__main__':

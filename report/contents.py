@@ -57,8 +57,8 @@ def note(sentence):
 def read_runs(folders):
     """The tested runs of a folder, or of a list of folders.
 
-    :return: list of dicts: ``name`` for people; ``settings`` of its training, None of an ensemble; ``seeds``, a dict of
-        ``evaluate.evaluate`` for each seed, with its ``history``
+    :return: list of dicts: ``name`` for people; ``settings`` of its training, None of an ensemble or where its
+        checkpoint is not there; ``seeds``, a dict of ``evaluate.evaluate`` for each seed, with its ``history``
     :raises Missing: no folder, or none with test results
     """
     folders = [folders] if isinstance(folders, (str, Path)) else folders
@@ -70,7 +70,8 @@ def read_runs(folders):
         if not found and (folder / 'val_comparison.json').exists():
             raise Missing(f"{folder} has validation scores only: run `compare.ipynb` with `split = 'TEST'`")
         if not found:
-            raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`')
+            raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`; or '
+                          "`compare.ipynb` with `split = 'TEST'`")
         if len(folders) > 1:
             found = [run | dict(name=f'{run["name"]} ({folder.name})') for run in found]
         runs += found
@@ -83,7 +84,8 @@ def tested_runs(folder):
     for name, history in read_histories(folder).items():
         path = folder / f'test_{name}.json'
         if path.exists():
-            settings = read_checkpoint(folder / f'BEST_checkpoint_{name}.pth.tar')['settings']
+            checkpoint = folder / f'BEST_checkpoint_{name}.pth.tar'
+            settings = read_checkpoint(checkpoint)['settings'] if checkpoint.exists() else None
             result = read_json(path, AGAIN) | dict(history=history)
             runs.append(dict(name=label(name), settings=settings, seeds=[result]))
     return runs
@@ -162,6 +164,9 @@ def all_settings(runs):
     :return: names of the runs; dict setting -> its value in each of them, for settings that can matter
     """
     runs = [run for run in runs if run['settings']]
+    if not runs:
+        raise Missing('the settings of these runs are in their checkpoints, which are not here: run the training '
+                      'notebooks again, or put the `.pth.tar` files back')
     return [run['name'] for run in runs], {
         key: [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ()) else run['settings'].get(key, default)
               for run in runs] for key, default in DEFAULTS.items() if key not in NOT_SHOWN}
@@ -237,7 +242,7 @@ def read_caption(folder, picture):
 @said_in_its_place
 def curves_compared(folders):
     """Validation loss, top-5 accuracy and BLEU-4 per epoch of all runs of these folders."""
-    runs = [run for run in read_runs(folders) if run['settings']]
+    runs = [run for run in read_runs(folders) if run['seeds'][0].get('history')]
     histories = {run['name']: [seed['history'] for seed in run['seeds']] for run in runs}
     begins = {run['name']: [seed.get('begins', (0, None)) for seed in run['seeds']] for run in runs}
     return drawn(plot_history(histories, begins, training=False),

@@ -62,6 +62,9 @@ def take_formulas(text, formulas):
     """
     def mark(match):
         name = f'formula-{len(formulas)}-mathml'
+        bare = match[2].replace(r'\{', '').replace(r'\}', '')
+        if bare.count('{') != bare.count('}'):
+            raise ValueError(f'the formula {match[0]} cannot be read: it has not as many {{ as }}')
         try:
             formulas[name] = convert(match[2], display='block' if match[1] == '$$' else 'inline')
         except Exception as error:  # it has many kinds of them
@@ -146,6 +149,12 @@ def still_open(notebook):
                 sections.append(section)
             if YOUR_NAME in cell.source:
                 found.append('the line with your name is not filled in')
+            for picture in re.findall(r'!\[[^]]*\]\(([^)\s]+)|<img[^>]* src="([^"]+)"', cell.source):
+                name = ''.join(picture)
+                if name.startswith('http'):
+                    found.append(f'the picture {name} is not part of the page: save it in the folder of the report')
+                elif not name.startswith(('data:', 'attachment:')) and not (HERE / name).exists():
+                    found.append(f'the picture {name} is not there')
     if sections:
         sections = list(dict.fromkeys(sections))
         verb = 'section still holds' if len(sections) == 1 else 'sections still hold'

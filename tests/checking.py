@@ -123,7 +123,7 @@ class Stored:
     def mistakes(self, name, stubs, reply, slow=False):
         """What is known of a wrong reply: sentences."""
         own, all_known = signature(name, reply, slow), self.index['mistakes'].get(key(name, stubs), {})
-        return [mistake for mistake, known in all_known.items() if same_signature(own, known)]
+        return [mistake for mistake, known in all_known.items() if any(same_signature(own, one) for one in known)]
 
 
 # --- A models.py that is asked ---
@@ -323,9 +323,9 @@ class Answer:
             far = np.abs(array - expected) - tolerance * self.scale(name)
             if far.size and far.max() > 0:
                 place = np.unravel_index(far.argmax(), far.shape)
-                index = f"[{', '.join(map(str, place))}]" if place else ''
-                mixed = ', mixed over the other dimensions,' if array.shape != size else ''
-                self.wrong(f'{name}{index}{mixed} = {expected[place]:.5g} (tolerance '
+                index = f" at [{', '.join(map(str, place))}]" if place else ''
+                mixed = 'a weighted sum over the other dimensions, ' if array.shape != size else ''
+                self.wrong(f'{name}{index} = {expected[place]:.5g} ({mixed}tolerance '
                            f'{tolerance * self.scale(name):.1g})',
                            f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ', cause)
 

@@ -100,9 +100,9 @@ def check_gradients(answer):
             continue
         expected = answer.expected[name][1]
         if name not in answer.reply['arrays'] and not answer.errors:
-            answer.wrong(f'a {name}', 'there is no such layer', 'see test_layers')
+            answer.wrong(name, 'there is no such layer', 'see test_layers')
         zero_in_theory = np.abs(expected).max() < 0.01 * answer.scale(name)
-        answer.require(answer[name].any() or zero_in_theory, f'a {name}', 'it is zero',
+        answer.require(answer[name].any() or zero_in_theory, f'{name} not to be zero', 'it is zero',
                        'the value is computed without it, or .detach(), .data, .item() or no_grad cut it off')
         answer.same(name, cause='a part is cut off (.detach(), .data, no_grad), or computed in another way')
 
@@ -160,7 +160,8 @@ def check_predictions(lab, kind):
                            f'there are numbers up to {past:.3g}',
                            'at step t only the captions still running are written')
     answer.same('predictions', shape='batch_size, max(decode_lengths), vocab_size',
-                cause='at step t: embeddings of word t, the states of step t - 1, the first n rows of everything')
+                cause='step t needs the word vectors of word t and the h and c that step t - 1 gave back, n rows '
+                      'of each')
     answer.same('predictions once more', cause=(
         'forward changes encoder_out, the captions or their lengths in place, or leaves something behind'))
     stubs, _, main = EARLIER[lab.todo]
@@ -174,7 +175,7 @@ def check_no_later_word_is_seen(lab, kind):
     usual, answer = ask(lab, kind), ask(lab, kind, 'time')
     lengths, before = answer.inputs.lengths, usual['predictions']
     for t in range(max(lengths) - 1):
-        after = answer[f'predictions, word {t} changed']
+        after = answer[f'predictions with another word {t}']
         if after.shape == before.shape:
             moved = np.abs(after - before).max(axis=2) > 1e-4 * np.abs(before).max()
             for i, length in enumerate(lengths):
@@ -184,7 +185,7 @@ def check_no_later_word_is_seen(lab, kind):
                                f'it changes with word {t}', 'word t is read at step t, not earlier')
                 answer.require(t >= length - 1 or moved[i, t], f'prediction {t} to depend on word {t}', 'it does not',
                                'step t reads the true word t, and h and c carry it on')
-        answer.same(f'predictions, word {t} changed', cause='step t reads the true word t')
+        answer.same(f'predictions with another word {t}', cause='step t reads the true word t')
 
 
 def check_captions_do_not_touch_each_other(lab, kind):

@@ -338,9 +338,9 @@ def ask_time(inputs, kind, made):
     tokens, lengths = inputs.captions()
     tensors, calls = {'encoder_out': inputs.pictures(), 'caption_lengths': lengths}, []
     for t in range(max(inputs.lengths) - 1):
-        tensors[f'word {t} changed'] = tokens.copy()
-        tensors[f'word {t} changed'][:, t] = (tokens[:, t] + 1) % inputs.vocab_size
-        calls.append(call(f', word {t} changed', 'forward', ['encoder_out', f'word {t} changed', 'caption_lengths'],
+        tensors[f'another word {t}'] = tokens.copy()
+        tensors[f'another word {t}'][:, t] = (tokens[:, t] + 1) % inputs.vocab_size
+        calls.append(call(f' with another word {t}', 'forward', ['encoder_out', f'another word {t}', 'caption_lengths'],
                           FORWARD[kind]))
     return tensors, calls
 

@@ -386,7 +386,7 @@ def describe(error, models=None):
         code, there = linecache.getline(file, lines[-1]).strip(), frames[-1][0].f_locals
         shapes = {name: list(there[name].shape) for name in re.findall(r'(?<![.\w])[a-z]\w*', code)
                   if isinstance(there.get(name), torch.Tensor)}
-        described |= {'code': code[:100], 'called': called, 'file': os.path.basename(file),
+        described |= {'code': code[:100] + ' ...' * (len(code) > 100), 'called': called, 'file': os.path.basename(file),
                       'shapes': list(shapes.items())[:9]}
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
         described['todo'] = str(error)[:300]

@@ -28,7 +28,7 @@ def test_one_step(lab):
     answer.same('alpha', shape='batch_size, num_pixels',
                 cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
     answer.same('h', 'c', shape='batch_size, decoder_dim',
-                cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); see the check of the gate')
+                cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); beta is a sigmoid')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
     check_not_seeded(answer)
     calls = [' once more', ' of one caption', ' in training', ' with more cells', ' of large numbers']

@@ -82,7 +82,8 @@ SOURCES = {
         karpathy('flickr30k', 38_318_553),
         Source('flickr30k-images.zip', 4_400_000_000,
                by_hand='ask for them at https://shannon.cs.illinois.edu/DenotationGraph (a form), or take them from '
-                       'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login)')),
+                       'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login). What comes is no '
+                       'zip, or a zip of another name? Unpack it yourself')),
 }
 ATTEMPTS = 5  # in a row that bring nothing
 PAUSE = 1  # second, after an attempt that brought something; 2, 4, 8, ... after those that did not
@@ -186,7 +187,7 @@ def receive(url, part, size):
 def fetch(source, archive, mirror=None):
     """Fetch an archive. It gets its name when it is whole and its checksum is right.
 
-    :param mirror: address of a server that has the same paths; what it lacks comes from the usual one
+    :param mirror: address of a server that has the same paths; what cannot be had there comes from the usual one
     :raises DownloadError: it cannot be had
     """
     if source.url is None:
@@ -200,18 +201,20 @@ def fetch(source, archive, mirror=None):
         try:
             receive(addresses[0], part, source.size)
         except requests.RequestException as error:
-            status = error.response.status_code if error.response is not None else 0
-            if status == 404 and len(addresses) > 1:
-                print(f'{addresses.pop(0)} is not there, so {addresses[0]}')
+            status, why = 0, type(error).__name__
+            if error.response is not None:
+                status, why = error.response.status_code, f'the server answers {error.response.status_code}'
+            failures = 0 if bytes_of(part) > before else failures + 1
+            if failures and len(addresses) > 1:
+                print(f'{addresses.pop(0)} cannot be fetched ({why}), so {addresses[0]}')
+                failures = 0
                 continue
             if status in (401, 403, 404, 410):
-                raise DownloadError(f'{addresses[0]}: the server answers {status} {error.response.reason}; '
-                                    f'{by_hand}') from error
-            failures = 0 if bytes_of(part) > before else failures + 1
+                raise DownloadError(f'{addresses[0]} cannot be fetched ({why}): {by_hand}') from error
             if failures == ATTEMPTS:
-                raise DownloadError(f'{addresses[0]} cannot be fetched ({type(error).__name__}): run this again where '
-                                    f'there is internet (on a cluster: the login node), or {by_hand}') from error
-            print(f'{archive.name}: {type(error).__name__}, trying again')
+                raise DownloadError(f'{addresses[0]} cannot be fetched ({why}): run this again where there is internet '
+                                    f'(on a cluster: the login node), or {by_hand}') from error
+            print(f'{archive.name}: {why}, trying again')
             time.sleep(PAUSE * 2 ** failures)
     algorithm, _, digest = source.checksum.partition(':')
     print(f'checking {archive.name}')
@@ -239,8 +242,8 @@ def unpack(archive, missing, folder):
                 with (zipped.open(member) as packed, atomic_path(folder / path_of[name]) as temporary,
                       open(temporary, 'wb') as file):
                     shutil.copyfileobj(packed, file)
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(f'{archive} is damaged ({error}): delete it and run this again') from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last one: it has a password
+        raise DownloadError(f'{archive} cannot be unpacked ({error}): delete it, and run this again') from error
     if lacking := path_of.keys() - members.keys():
         raise DownloadError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
                             'delete it, it is another archive, and run this again')

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from lab.figures.style import DECODER_NAMES, WIDTH, label, line_styles, wrap
+from lab.figures.style import DECODER_NAMES, WIDTH, label, line_styles, use_font_for, wrap
 from utils import best_epoch, read_json
 
 
@@ -31,8 +31,10 @@ def plot_history(histories, begins=None, training=True):
         which not all runs have
     """
     runs = {name: seeds if isinstance(seeds[0], list) else [seeds] for name, seeds in histories.items()}
+    use_font_for(' '.join(runs))
     recorded = all('val_cross_entropy' in history[0] for seeds in runs.values() for history in seeds)
-    panels = {'val_loss' if training or not recorded else 'val_cross_entropy': ('loss', 'train_loss', '--'),
+    loss = ('val_loss', 'loss') if training or not recorded else ('val_cross_entropy', 'cross-entropy')
+    panels = {loss[0]: (loss[1], 'train_loss', '--'),
               'val_top5': ('top-5 accuracy, %', 'train_top5', '--'), 'val_greedy_bleu4': ('BLEU-4', 'val_bleu4', ':')}
     figure, axes_of = plt.subplots(1, 3, figsize=(WIDTH, 2.8 + 0.06 * len(runs)))
     for axes, (key, (title, other, dashes)) in zip(axes_of, panels.items(), strict=True):
@@ -41,7 +43,7 @@ def plot_history(histories, begins=None, training=True):
                 before, last = begins[name][seed] if begins else (0, None)
                 epochs, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
                 line = style | dict(alpha=0.4 if seed else 1)
-                thin = line | dict(marker='', linewidth=1)
+                thin = line | dict(marker='' if len(history) > 1 else '.', linewidth=1)
                 axes.plot(epochs, values, label=None if seed else label(name), **line)
                 if last and key in last:
                     axes.plot([before, epochs[0]], [last[key], values[0]], ':', **thin)
@@ -52,7 +54,7 @@ def plot_history(histories, begins=None, training=True):
                     best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     handles, names = axes_of[0].get_legend_handles_labels()
     if training:
         kinds = {'training': '--', 'validation': '-', 'teacher forcing': ':', 'best': '*'}
@@ -69,6 +71,7 @@ def plot_bleu(results):
     :param results: list of dicts of ``evaluate.evaluate``
     """
     names = [wrap(label(result['model']), 28) for result in results]
+    use_font_for(' '.join(names))
     height = max(4.4, 0.32 * len('\n'.join(names).splitlines()))  # the legend must find room in one of two rows
     figure, axes_of = plt.subplots(2, 3, figsize=(WIDTH, height))
     *panels, legend = axes_of.flat

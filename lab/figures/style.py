@@ -6,7 +6,6 @@ import warnings
 from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -65,12 +64,12 @@ def wrap(text, width, indent=''):
 def use_font_for(text):
     """Let the figures that follow show a text with Chinese characters; a text without any changes nothing.
 
-    It takes the first of CHINESE_FONTS that this machine, or the package ``mplfonts``, has with all these characters.
-    Where there is none it says so, once.
+    Of the CHINESE_FONTS on this machine, or in the package ``mplfonts``, it takes the one that lacks the fewest of
+    these characters. Where there is none it says so, once.
     """
     if characters := {ord(character) for character in CHINESE.findall(text)}:
-        fitting = (name for name, path in chinese_fonts().items() if characters <= FT2Font(path).get_charmap().keys())
-        plt.rcParams['font.family'] = ['sans-serif', *islice(fitting, 1)]
+        lacking = {name: len(characters - FT2Font(path).get_charmap().keys()) for name, path in chinese_fonts().items()}
+        plt.rcParams['font.family'] = ['sans-serif', *sorted(lacking, key=lacking.get)[:1]]
 
 
 @cache

@@ -201,6 +201,8 @@ def test_the_page_in_a_browser(browser, address, models, phone_photo, tmp_path):
     (tmp_path / 'notes.jpg').write_text('no picture')
     page = browser.new_page(viewport=dict(width=390, height=800))  # a phone's
     page.set_default_timeout(60_000)
+    far = []  # where there is no internet, or not all of it, nothing may be waited for
+    page.route(lambda url: not url.startswith(address), lambda route: far.append(route.request.url))
     page.goto(address)
     upload = page.get_by_role('button', name='Choose a picture')
 
@@ -239,3 +241,4 @@ def test_the_page_in_a_browser(browser, address, models, phone_photo, tmp_path):
     page.get_by_text('film.mp4: it has more than 100 MB, which do not get through').wait_for()
     give(phone_photo)
     page.get_by_text('phone.jpg', exact=True).wait_for()
+    assert [url for url in far if url.startswith('http')] == []

@@ -401,6 +401,8 @@ def test_no_image_and_decompression_bomb(tmp_path, monkeypatch):
     ('{"images": [{"filename": "a.jpg", "split": "dev", "sentences": []}]}',
      r"a 'split' \(train, restval, val, test\).*KeyError: 'dev'"),
     ('{"images": [{"filename": "a.jpg", "split": "val", "sentences": [{}]}]}', "KeyError: 'tokens'"),
+    ('{"images": [{"filename": "a.jpg", "split": "val", "sentences": [{"tokens": "a dog"}]}]}', "a text, no list"),
+    ('{"images": [{"filename": "狗.jpg"}]}'.encode('gbk'), "k.json: this is not a valid JSON file in UTF-8"),
     ('{"images": [{"filename": "a.jpg", "split": "val", "sentences": [{"tokens": [1]}]}]}', "a list of words"),
     ('{"images": [{"filepath": 3, "filename": "a.jpg", "split": "val", "sentences": []}]}', "TypeError"),
     ('{"images": []}', "k.json: there is no usable image in the training split")])

@@ -184,10 +184,10 @@ def test_a_file_that_is_gone_can_be_brought_by_hand(coco, tmp_path, server, caps
     content = server.files.pop('/zips/train2014.zip')
     assert main(coco) == 1
     wanted = tmp_path / 'coco/train2014.zip'
-    assert f'answers 404 Not Found; fetch it in another way, put it as {wanted}' in capsys.readouterr().err
+    assert f'(the server answers 404): fetch it in another way, put it as {wanted}' in capsys.readouterr().err
     wanted.write_bytes(content[:900] + b'??' + content[902:])  # not what a checksum sees: it has the right name
     assert main(coco) == 1
-    assert f'{wanted} is damaged (Bad CRC-32' in capsys.readouterr().err
+    assert f'{wanted} cannot be unpacked (Bad CRC-32' in capsys.readouterr().err
     assert not [name for name in files_in(tmp_path / 'coco') if name.endswith('.part')]
     wanted.write_bytes(content)
     assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL

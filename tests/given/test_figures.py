@@ -67,6 +67,8 @@ def test_history(epochs):
     figure.canvas.draw()
     loss, top5, bleu4 = figure.axes
     assert [len(axes.lines) for axes in (loss, top5)] == [4, 4]
+    assert set(loss.get_xticks()) <= set(range(epochs + 2))  # no half epochs
+    assert all(line.get_marker() or epochs > 1 for line in loss.lines)  # a line of one point would not be seen
     drawn = [(line.get_color(), line.get_linestyle(), list(line.get_ydata())) for line in loss.lines[:4]]
     assert [(style, values) for _, style, values in drawn[2:]] == [
         ('-', [3.5 / e for e in range(1, epochs + 1)]), ('--', [3 / e for e in range(1, epochs + 1)])]
@@ -135,7 +137,7 @@ def test_comparison():
         assert first == second != other  # a run's seeds are alike
     legend, = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ['soft attention', 'another']
-    assert figure.axes[0].get_title() == 'validation loss'
+    assert figure.axes[0].get_title() == 'validation cross-entropy'
     for entry in histories['another'][0]:
         del entry['val_cross_entropy']  # trained before it was recorded: not two things in one panel
     last = dict(epoch=2, val_loss=4.25)
@@ -390,8 +392,8 @@ def test_chinese_where_there_is_a_font(other_fonts):
     assert plt.rcParams['font.family'] == ['sans-serif']
     style.use_font_for('䷀ a')  # this it has
     assert plt.rcParams['font.family'] == ['sans-serif', 'DejaVu Sans']
-    style.use_font_for('䷀ 狗')  # but not all of this
-    assert plt.rcParams['font.family'] == ['sans-serif']
+    style.use_font_for('䷀ 狗')  # of this the other one has nothing
+    assert plt.rcParams['font.family'] == ['sans-serif', 'DejaVu Sans']
 
 
 @pytest.mark.filterwarnings('default')

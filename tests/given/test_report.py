@@ -52,6 +52,14 @@ def test_only_settings_that_differ_are_shown(tmp_path):
         'setting', '`attention`', '`dropout`', '`alpha_c`', '`seed`']
 
 
+def test_without_its_checkpoints_a_run_is_shown_without_its_settings(tmp_path):
+    leave_run(tmp_path / 'a', 'Attention')
+    (tmp_path / 'a' / 'BEST_checkpoint_Attention.pth.tar').unlink()
+    assert 'put the <code>.pth.tar</code> files back' in contents.settings_table(tmp_path / 'a').data
+    run, = contents.read_runs(tmp_path / 'a')
+    assert run['name'] == 'soft attention' and run['settings'] is None and len(run['seeds'][0]['history']) == 1
+
+
 @pytest.mark.parametrize('cell', CELLS)
 def test_what_is_not_there_is_said_with_the_notebook_that_makes_it(cell, tmp_path):
     assert re.match(r'<p class="missing">.* run .*<code>\w+\.ipynb</code>', cell(tmp_path).data)
@@ -83,6 +91,10 @@ def test_what_is_open():
         cell.source = cell.source.replace('*Your text*', 'Done.').replace('*Name, student number, date*', 'Ada')
     code.outputs = []
     assert render.still_open(notebook) == []
+    texts[0].source = '![a](https://b.org/c.png) ![d](e.png) <img width="9" src="f.png"> ![g](attachment:h.png)'
+    assert render.still_open(notebook) == [
+        'the picture https://b.org/c.png is not part of the page: save it in the folder of the report',
+        'the picture e.png is not there', 'the picture f.png is not there']
 
 
 def test_own_pictures_are_in_the_page(tmp_path):
@@ -93,9 +105,10 @@ def test_own_pictures_are_in_the_page(tmp_path):
 
 
 def test_a_broken_formula_is_said_in_a_sentence(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(r'$h_t$ and $\frac{a}{$')])
-    with pytest.raises(ValueError, match=re.escape(r'the formula $\frac{a}{$ cannot be read')):
-        render.write_page(notebook, tmp_path / 'report.html')
+    for formula in (r'$\frac{a}{$', r'$\sum_i {\{a_i\}$', '$a^$'):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f'$h_t$ and {formula}')])
+        with pytest.raises(ValueError, match=re.escape(f'the formula {formula} cannot be read')):
+            render.write_page(notebook, tmp_path / 'report.html')
     assert not list(tmp_path.iterdir())
 
 

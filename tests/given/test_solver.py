@@ -577,6 +577,10 @@ class Mixed(Nothing, DecoderWithAttention):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
 
+class Stuck(DecoderWithAttention):
+    def step(self, *arguments):
+        raise LookupError('a mistake in step')
+
 class Blind(DecoderWithAttention):
     def forward(self, *arguments):
         return super().forward(*arguments)[:3]
@@ -638,6 +642,12 @@ def test_options_of_a_decoder_that_hands_on_what_it_gets(own_file, tiny_cfg):
 def test_own_decoder_that_cannot_be(own_file, tiny_cfg, decoder, message):
     with pytest.raises(ValueError, match=message):
         train({**tiny_cfg, 'decoder': decoder})
+
+
+def test_a_mistake_in_step_shows_before_the_first_epoch(own_file, tiny_cfg, monkeypatch):
+    monkeypatch.setattr(solver, 'train_epoch', lambda *_: pytest.fail('it trains'))
+    with pytest.raises(LookupError, match='a mistake in step'):
+        train({**tiny_cfg, 'decoder': 'my_decoder.Stuck'})
 
 
 def test_a_decoder_that_asks_for_more_says_so_by_itself(own_file, tiny_cfg):

@@ -108,7 +108,7 @@ def test_modelwhale_is_known_by_its_folders(monkeypatch):
 
 def test_a_notebook_without_its_folder(tmp_path, pip):
     _, _, error = run_cell(tmp_path, pip, **COLAB)
-    assert "FileNotFoundError: the lab's folder is not here: upload captioning.zip" in error
+    assert f"FileNotFoundError: the lab's folder is not in {tmp_path}: upload captioning.zip" in error
 
 
 def test_nothing_is_missing_where_the_requirements_are_installed():
