@@ -1,4 +1,6 @@
-"""Helpers around notebooks: check the TODOs first, or run one from top to bottom without opening it."""
+"""Helpers around notebooks: check the TODOs first, or run one from top to bottom without opening it:
+``python -m lab.notebooks train_rnn.ipynb``.
+"""
 
 import logging
 import os
@@ -63,3 +65,8 @@ def check_todos(*todos):
         raise RuntimeError('a TODO is wrong: mend it first; check = False in the settings trains all the same')
     if process.returncode:
         raise RuntimeError('the checks could not run:\n' + '\n'.join(lines))
+
+
+if __name__ == '__main__':
+    for name in sys.argv[1:]:
+        run_notebook(name, name)

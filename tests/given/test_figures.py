@@ -373,7 +373,7 @@ def test_looking_at_what_is_named():
     chances = [(start[0], end[0], start[1]) for start, end in axes.collections[0].get_segments()]
     assert chances == [pytest.approx((-0.4, 0.4, 0.25)), pytest.approx((0.6, 1.4, 0.1))]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [  # of all words, the rare ones too
-        'by chance: 21%', 'peak in the box: 44% of all words']
+        'by chance: 21%', 'peak in the box: 44% of all such words']
 
 
 @pytest.fixture

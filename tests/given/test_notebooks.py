@@ -175,3 +175,13 @@ def test_notebooks_in_the_assignment_carry_no_outputs():
     for path in [*ROOT.glob('*.ipynb'), *ROOT.glob('report/*.ipynb')]:
         for cell in nbformat.read(path, as_version=4).cells:
             assert not cell.get('outputs') and cell.get('execution_count') is None, path
+
+
+def test_a_notebook_from_the_command_line(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell('print(6 * 7)')])
+    nbformat.write(notebook, tmp_path / 'a.ipynb')
+    run = subprocess.run([sys.executable, '-m', 'lab.notebooks', tmp_path / 'a.ipynb'], cwd=ROOT, capture_output=True,
+                         text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, '42\n', '')
+    cell, = nbformat.read(tmp_path / 'a.ipynb', as_version=4).cells
+    assert [output.text for output in cell.outputs] == ['42\n']
