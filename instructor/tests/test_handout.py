@@ -124,7 +124,7 @@ def test_the_checks_speak_chinese(built, tmp_path):
     mistake = next(mistake for mistake in mistakes() if mistake.name == 'batch norm missing')
     (lab / 'models.py').write_text(mistake.source(), encoding='utf-8')
     said = run_module('pytest', '-q', 'tests', '-k', 'todo1', cwd=lab).stdout
-    assert re.search(r'^TODO 1, DecoderWithRNN.init_hidden_state: 要求：h\[.*；实际：', said, re.M)
+    assert re.search(r'^TODO 1, DecoderWithRNN.init_hidden_state: 要求：h 在 \[.*；实际：', said, re.M)
     about = translate.chinese('instructor/mistakes/todo1.toml')[mistake.about]
     assert ''.join(said.split()).count(''.join(f'常见错误：{about}'.split())) == 1
     assert re.search(r'^TODO 1  有错误', said, re.M)
