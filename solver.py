@@ -182,7 +182,7 @@ def set_up(cfg, encoder=None):
         train_data.replace_captions(cfg['captions'], word_map)
     model.fingerprints = before['fingerprints'] if before else fingerprints(cfg)
     schedulers = make_schedulers(model, optimizers, train_data, before)
-    if cfg['decoder']:  # a mistake in its start or step shows now, not after an epoch
+    if cfg['decoder']:  # a mistake in start or step shows here, not after an epoch
         one = batches.Batches(val_data, [torch.tensor([0])])[0]
         greedy_search(model.decoder.eval(), encode(model, one.images, one.are_features), word_map, max_len=1)
     if cfg['fast']:

@@ -104,7 +104,7 @@ def strings(node, whole, of_checks):
             return [node] if is_sentence(whole(node), isinstance(node, ast.JoinedStr)) else []
         case ast.Compare() | ast.Expr(value=ast.Constant()) | ast.Call(func=ast.Attribute(value=ast.Name('re'))):
             return []
-        case ast.Subscript() if ast.unparse(node.value) != 'Annotated':  # which a setting's conditions follow
+        case ast.Subscript() if ast.unparse(node.value) != 'Annotated':  # that one holds what a setting must be
             parts = [node.value]
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords

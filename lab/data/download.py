@@ -82,8 +82,7 @@ SOURCES = {
         karpathy('flickr30k', 38_318_553),
         Source('flickr30k-images.zip', 4_400_000_000,
                by_hand='ask for them at https://shannon.cs.illinois.edu/DenotationGraph (a form), or take them from '
-                       'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login). What comes is no '
-                       'zip, or a zip of another name? Unpack it yourself')),
+                       'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login)')),
 }
 ATTEMPTS = 5  # in a row that bring nothing
 PAUSE = 1  # second, after an attempt that brought something; 2, 4, 8, ... after those that did not
@@ -192,7 +191,8 @@ def fetch(source, archive, mirror=None):
     """
     if source.url is None:
         raise DownloadError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as {archive}, '
-                            f'or all .jpg files into {archive.parent / "images" / source.filepath}, and run this again')
+                            f'or all .jpg files into {archive.parent / "images" / source.filepath} (if it is no zip), '
+                            'and run this again')
     addresses = ([mirror.rstrip('/') + urlsplit(source.url).path] if mirror else []) + [source.url]
     by_hand = f'fetch it in another way, put it as {archive}, and run this again'
     part, failures = part_of(archive), 0
@@ -201,16 +201,14 @@ def fetch(source, archive, mirror=None):
         try:
             receive(addresses[0], part, source.size)
         except requests.RequestException as error:
-            status, why = 0, type(error).__name__
-            if error.response is not None:
-                status, why = error.response.status_code, f'the server answers {error.response.status_code}'
+            status = getattr(error.response, 'status_code', None)
+            why = f'the server answers {status} {error.response.reason}' if status else type(error).__name__
             failures = 0 if bytes_of(part) > before else failures + 1
             if failures and len(addresses) > 1:
                 print(f'{addresses.pop(0)} cannot be fetched ({why}), so {addresses[0]}')
-                failures = 0
                 continue
             if status in (401, 403, 404, 410):
-                raise DownloadError(f'{addresses[0]} cannot be fetched ({why}): {by_hand}') from error
+                raise DownloadError(f'{addresses[0]}: {why}; {by_hand}') from error
             if failures == ATTEMPTS:
                 raise DownloadError(f'{addresses[0]} cannot be fetched ({why}): run this again where there is internet '
                                     f'(on a cluster: the login node), or {by_hand}') from error
@@ -242,8 +240,8 @@ def unpack(archive, missing, folder):
                 with (zipped.open(member) as packed, atomic_path(folder / path_of[name]) as temporary,
                       open(temporary, 'wb') as file):
                     shutil.copyfileobj(packed, file)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last one: it has a password
-        raise DownloadError(f'{archive} cannot be unpacked ({error}): delete it, and run this again') from error
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise DownloadError(f'{archive} is damaged ({error}): delete it and run this again') from error
     if lacking := path_of.keys() - members.keys():
         raise DownloadError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
                             'delete it, it is another archive, and run this again')

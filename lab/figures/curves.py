@@ -33,8 +33,8 @@ def plot_history(histories, begins=None, training=True):
     runs = {name: seeds if isinstance(seeds[0], list) else [seeds] for name, seeds in histories.items()}
     use_font_for(' '.join(runs))
     recorded = all('val_cross_entropy' in history[0] for seeds in runs.values() for history in seeds)
-    loss = ('val_loss', 'loss') if training or not recorded else ('val_cross_entropy', 'cross-entropy')
-    panels = {loss[0]: (loss[1], 'train_loss', '--'),
+    loss = 'val_loss' if training or not recorded else 'val_cross_entropy'
+    panels = {loss: ('loss' if loss == 'val_loss' else 'cross-entropy', 'train_loss', '--'),
               'val_top5': ('top-5 accuracy, %', 'train_top5', '--'), 'val_greedy_bleu4': ('BLEU-4', 'val_bleu4', ':')}
     figure, axes_of = plt.subplots(1, 3, figsize=(WIDTH, 2.8 + 0.06 * len(runs)))
     for axes, (key, (title, other, dashes)) in zip(axes_of, panels.items(), strict=True):

@@ -184,10 +184,10 @@ def test_a_file_that_is_gone_can_be_brought_by_hand(coco, tmp_path, server, caps
     content = server.files.pop('/zips/train2014.zip')
     assert main(coco) == 1
     wanted = tmp_path / 'coco/train2014.zip'
-    assert f'(the server answers 404): fetch it in another way, put it as {wanted}' in capsys.readouterr().err
+    assert f'answers 404 Not Found; fetch it in another way, put it as {wanted}' in capsys.readouterr().err
     wanted.write_bytes(content[:900] + b'??' + content[902:])  # not what a checksum sees: it has the right name
     assert main(coco) == 1
-    assert f'{wanted} cannot be unpacked (Bad CRC-32' in capsys.readouterr().err
+    assert f'{wanted} is damaged (Bad CRC-32' in capsys.readouterr().err
     assert not [name for name in files_in(tmp_path / 'coco') if name.endswith('.part')]
     wanted.write_bytes(content)
     assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
@@ -199,6 +199,13 @@ def test_a_mirror_comes_first(coco, tmp_path, server, capsys):
     assert [path for path, _ in server.asked] == [
         '/mirror/split/caption_datasets.zip', '/split/caption_datasets.zip', '/mirror/zips/train2014.zip',
         '/zips/train2014.zip', '/mirror/zips/val2014.zip', '/mirror/boxes.zip', '/boxes.zip']
+
+
+def test_a_mirror_that_is_down_is_left_for_the_usual_source(coco, server, capsys):
+    assert main([*coco, '--mirror', 'http://localhost:1']) == 0
+    assert capsys.readouterr().out.count('http://localhost:1/') == 4  # once for each archive
+    assert [path for path, _ in server.asked] == [
+        '/split/caption_datasets.zip', '/zips/train2014.zip', '/zips/val2014.zip', '/boxes.zip']
 
 
 def test_stopped_while_it_unpacks(coco, tmp_path, server, monkeypatch, capsys):
