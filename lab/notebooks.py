@@ -27,9 +27,7 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
     """
     path = Path(path).resolve()
-    config = Config()
-    if os.name == 'posix':  # sockets in a private folder instead of TCP ports that others could listen to
-        config.KernelManager.transport = 'ipc'
+    config = Config(KernelManager=dict(transport_encryption='auto'))  # the kernel warns of a connection in the clear
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
     return papermill.execute_notebook(str(path), str(output_path) if output_path else None, parameters,
                                       cwd=str(path.parent), kernel_name='python3', progress_bar=False, config=config,

@@ -177,11 +177,17 @@ def test_notebooks_in_the_assignment_carry_no_outputs():
             assert not cell.get('outputs') and cell.get('execution_count') is None, path
 
 
-def test_a_notebook_from_the_command_line(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell('print(6 * 7)')])
-    nbformat.write(notebook, tmp_path / 'a.ipynb')
-    run = subprocess.run([sys.executable, '-m', 'lab.notebooks', tmp_path / 'a.ipynb'], cwd=ROOT, capture_output=True,
-                         text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (0, '42\n', '')
-    cell, = nbformat.read(tmp_path / 'a.ipynb', as_version=4).cells
-    assert [output.text for output in cell.outputs] == ['42\n']
+def test_notebooks_from_the_command_line(tmp_path):
+    """Two at once, in one folder."""
+    runs = {}
+    for name in '1', '2':
+        path = tmp_path / f'{name}.ipynb'
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(f'print({name})')]), path)
+        runs[name, path] = subprocess.Popen([sys.executable, '-m', 'lab.notebooks', path], cwd=ROOT, text=True,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for (name, path), run in runs.items():
+        out, err = run.communicate()
+        # papermill ends a kernel by an interrupt, which the kernel may report as an error
+        assert (run.returncode, out) == (0, name + '\n') and 'WARNING' not in err, err
+        cell, = nbformat.read(path, as_version=4).cells
+        assert [output.text for output in cell.outputs] == [name + '\n']
