@@ -76,11 +76,12 @@ def plot_bleu(results):
     figure, axes_of = plt.subplots(2, 3, figsize=(WIDTH, height))
     *panels, legend = axes_of.flat
     styles = line_styles([result['model'] for result in results])
+    tested = sorted({row['beam_size'] for result in results for row in result['scores']})
     for axes, key in zip(panels, ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'words'), strict=True):
         for result, name in zip(results, names, strict=True):
             beams = [row['beam_size'] for row in result['scores']]
             axes.plot(beams, [row[key] for row in result['scores']], label=name, **styles[result['model']])
-        axes.set(title=key, xlabel='beam size', xticks=beams)
+        axes.set(title=key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
     axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':', label='people')
     axes.set(title='words per caption')

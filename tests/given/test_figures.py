@@ -103,6 +103,11 @@ def test_a_damaged_history_is_named(tmp_path, content):
 
 
 def test_bleu_and_length():
+    few = result('NoAttention')
+    few['scores'] = few['scores'][:1]
+    ticks = plot_bleu([result('Attention'), few]).axes[0].get_xticks()
+    assert [int(tick) for tick in ticks] == [1, 3, 5]
+
     figure = plot_bleu([result('NoAttention'), result('Attention', 0.05)])
     figure.canvas.draw()
     *panels, legend = figure.axes
