@@ -1,4 +1,4 @@
-"""Where a notebook runs: which service it is, what is missing there, and whether somebody watches.
+"""Where a notebook runs: which service it is, what is missing there, whether somebody watches, and what runs beside it.
 
 The first cell of the notebooks of the top folder calls this before anything is installed: no imports but Python's own
 and Jupyter's.
@@ -50,8 +50,9 @@ def missing_packages(*extras):
 
 
 def set_up():
-    """Get ready for the cells that follow, see :func:`hide_progress_bars` and :func:`install_missing`."""
+    """Get ready for the cells that follow: see the functions below. It must come before the first import of torch."""
     hide_progress_bars()
+    share_cores()
     install_missing()
 
 
@@ -60,6 +61,13 @@ def hide_progress_bars():
     kernel = getattr(get_ipython(), 'kernel', None)
     if not getattr(kernel, '_allow_stdin', True):  # nobody could answer a question either
         os.environ['TQDM_DISABLE'] = '1'
+
+
+def share_cores():
+    """Let torch's threads sleep soon when they wait for one another. On Linux they keep their cores busy meanwhile, and
+    two notebooks that train at once become many times slower (docs/speed.md).
+    """
+    os.environ.setdefault('GOMP_SPINCOUNT', '2000')
 
 
 def install_missing():

@@ -129,3 +129,12 @@ def test_progress_bars_are_hidden_where_nobody_watches(watched):
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     assert f'{not watched}\n' in printed
+
+
+def test_threads_that_wait_sleep_soon(monkeypatch):
+    monkeypatch.setenv('GOMP_SPINCOUNT', '7')
+    where.share_cores()
+    assert os.environ['GOMP_SPINCOUNT'] == '7'
+    monkeypatch.delenv('GOMP_SPINCOUNT')
+    where.share_cores()
+    assert os.environ['GOMP_SPINCOUNT'] == '2000'
