@@ -27,7 +27,7 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
     """
     path = Path(path).resolve()
-    # The kernel's own log is silent: papermill ends it by an interrupt, which it may report as an error.
+    # The kernel's own log warns of its local connection, and may call papermill's way to end it an error.
     config = Config(NotebookClient=dict(extra_arguments=['--log-level=CRITICAL']))
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
     return papermill.execute_notebook(str(path), str(output_path) if output_path else None, parameters,

@@ -1,4 +1,4 @@
-"""Where a notebook runs: which service it is, what is missing there, whether somebody watches, and what runs beside it.
+"""Where a notebook runs: which service it is, what is missing there, whether somebody watches, how it shares the cores.
 
 The first cell of the notebooks of the top folder calls this before anything is installed: no imports but Python's own
 and Jupyter's.
@@ -50,7 +50,7 @@ def missing_packages(*extras):
 
 
 def set_up():
-    """Get ready for the cells that follow: see the functions below. It must come before the first import of torch."""
+    """Get ready for the cells that follow: see the functions below. Call it before torch is imported."""
     hide_progress_bars()
     share_cores()
     install_missing()
@@ -64,8 +64,8 @@ def hide_progress_bars():
 
 
 def share_cores():
-    """Let torch's threads sleep soon when they wait for one another. On Linux they keep their cores busy meanwhile, and
-    two notebooks that train at once become many times slower (docs/speed.md).
+    """Let a thread of torch that waits for another one sleep soon. Otherwise, on Linux, it keeps its core busy, and two
+    notebooks that train at once are many times slower (docs/speed.md).
     """
     os.environ.setdefault('GOMP_SPINCOUNT', '2000')
 
