@@ -13,7 +13,8 @@ restval), VAL and TEST:
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
 Each file gets its name when it is complete. The next run keeps the complete HDF5 files of a run that was stopped or
-killed, and does nothing if all ten files are there. Of two runs on one folder the second waits for the first.
+killed, and does nothing if all ten files are there. Of two runs on one folder the second waits for the first. Where
+another program has files of these names, this one's get the base ``{dataset}-2_...``.
 
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.
@@ -23,33 +24,34 @@ are one picture. A copy of the file under another name is not noticed.
 """
 
 import argparse
+import glob
 import hashlib
+import itertools
 import json
-import math
 import os
 import posixpath
 import random
 import shutil
 import sys
-import tempfile
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import h5py
-from filelock import FileLock
 from tqdm import tqdm
 
-# No torch here, nor utils, which has it: every decoding process imports this module, torch takes seconds.
-from lab.data import row_file, tokenizers
+from lab.data import tokenizers
 from lab.data.images import ImageFileError, load_image
-from lab.data.processes import default_workers, map_in
+from lab.data.row_file import open_hdf5
 from lab.data.vocabulary import build_word_map, encode_caption
+from utils import atomic_path, one_process_in
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 2
+AT_ONCE = 256  # pictures that are decoded before the next ones begin: so many wait in memory at most
 
 
 class InputFilesError(ValueError):
@@ -88,13 +90,14 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     :return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file
     """
     def tokens(sentence):
-        words = cut(sentence["raw"]) if cut else sentence["tokens"]
-        if isinstance(words, str):
-            raise TypeError("'tokens' is a text, no list")
-        return words
+        found = cut(sentence["raw"]) if cut else sentence["tokens"]
+        if not isinstance(found, (list, tuple)):
+            raise TypeError(f"'tokens' is a {type(found).__name__}, no list")
+        # tokens of raw.split(' ') may be empty or hold blanks and line breaks
+        return [word for token in found for word in token.split()]
 
     try:
-        content = Path(path).read_bytes()
+        content = Path(path).expanduser().read_bytes()
         data = json.loads(content)
     except OSError as error:
         raise InputFilesError(f"{path}: the Karpathy JSON cannot be read ({error.strerror})") from error
@@ -104,7 +107,7 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     try:
         for entry in tqdm(data["images"], desc="checking images", unit="image", delay=2):
             # intern keeps each word in memory once
-            captions = [[sys.intern(token) for token in tokens(sentence)] for sentence in entry["sentences"]]
+            captions = [[sys.intern(word) for word in tokens(sentence)] for sentence in entry["sentences"]]
             usable = [caption for caption in captions if 0 < len(caption) <= max_len]
             name = posixpath.normpath(posixpath.join(entry.get("filepath") or "", entry["filename"]))
             file = os.path.join(image_folder, name)
@@ -162,48 +165,24 @@ def refuse_shared(pictures):
 # --- Writing the files ---
 
 
-@contextmanager
-def new_file(path):
-    """Give the name of a temporary file. It becomes ``path`` when it is complete; after an error it goes."""
-    part = path.with_name(path.name + ".part")
-    try:
-        yield part
-        with open(part, "r+b") as file:
-            row_file.sync(file)
-        os.replace(part, path)
-    finally:
-        with suppress(OSError):
-            part.unlink()  # after an error: otherwise it is not there any more
-
-
 def write_json(path, content):
-    with new_file(path) as part:
-        part.write_text(json.dumps(content))
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
-def decode_row(file, offset, rows, image_size):
-    """Decode an image and write it to its row of a file, so that pixels need not travel between processes.
-
-    :param rows: the file of rows; ``offset``: of this row, in bytes
-    :return: why the image cannot be decoded, or None
-    """
+def decode(picture, image_size):
+    """:return: (3, image_size, image_size) uint8, or why the file of a ``Picture`` cannot be decoded"""
     try:
-        image = load_image(file, image_size)
+        return load_image(picture.file, image_size)
     except ImageFileError as error:
-        return str(error).removeprefix(f"{file}: ")
-    with open(rows, "r+b") as out:
-        out.seek(offset)
-        out.write(image.tobytes())
+        return str(error).removeprefix(f"{picture.file}: ")
 
 
-def write_images(file, pictures, image_size, attributes, skip_bad, map_rows):
-    """Write the HDF5 file of a split.
-
-    The file has its full size and all its strings from the start, then its rows are written (see ``row_file.py``). If
-    some images cannot be decoded, this is done once more without them.
+def write_images(path, pictures, image_size, attributes, skip_bad, workers):
+    """Write the HDF5 file of a split. If some images cannot be decoded, this is done once more without them.
 
     :param attributes: of the file, all but ``pictures``
-    :param map_rows: a function like ``map``
+    :param workers: threads that decode
     """
     shape, left_out = (3, image_size, image_size), {}  # number of a picture -> why it cannot be decoded
     while True:
@@ -216,14 +195,21 @@ def write_images(file, pictures, image_size, attributes, skip_bad, map_rows):
                    "names": [picture.name for picture in kept]}
         if left_out:
             strings["left_out"] = [json.dumps(pair) for pair in left_out.items()]
-        row_file.create(file, "images", (len(kept), *shape), "uint8", attributes, strings)
-
-        first = row_file.first_row(file, "images")
-        offsets = [first + row * math.prod(shape) for row in range(len(kept))]
-        decode = partial(decode_row, rows=file, image_size=image_size)
-        reasons = map_rows(decode, [picture.file for picture in kept], offsets)
-        bar = tqdm(reasons, desc="decoding", unit="image", total=len(kept))
-        bad = {number: reason for number, reason in zip(numbers, bar, strict=True) if reason}
+        bad = {}
+        with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor(workers) as pool,
+              tqdm(desc="decoding", unit="image", total=len(kept)) as bar):
+            file.attrs.update(attributes)
+            for name, values in strings.items():
+                file.create_dataset(name, data=values, dtype=h5py.string_dtype())
+            images = file.create_dataset("images", (len(kept), *shape), "uint8")
+            for start in range(0, len(kept), AT_ONCE):
+                pixels = pool.map(partial(decode, image_size=image_size), kept[start:start + AT_ONCE])
+                for row, found in enumerate(pixels, start):
+                    if isinstance(found, str):
+                        bad[numbers[row]] = found
+                    else:
+                        images[row] = found
+                    bar.update()
         if not bad:
             return
         if not skip_bad:
@@ -233,14 +219,36 @@ def write_images(file, pictures, image_size, attributes, skip_bad, map_rows):
         left_out |= bad
 
 
-def read_left_out(path, fingerprint):
-    """:return: dict number -> reason of the pictures left out of a split; None if there is no complete file of it"""
+def read_header(path):
+    """
+    :return: fingerprint of a complete HDF5 file of this module ('' of another program's file, None where there is no
+        HDF5 file), and dict number -> reason of the pictures left out of it
+    """
     try:
-        with h5py.File(path, "r") as file:
+        with open_hdf5(path) as file:
             pairs = file["left_out"].asstr()[:] if "left_out" in file else []
-            return dict(map(json.loads, pairs)) if file.attrs["fingerprint"] == fingerprint else None
-    except (OSError, KeyError):
-        return None
+            return file.attrs.get("fingerprint", ""), dict(map(json.loads, pairs))
+    except (OSError, ValueError):
+        return None, {}
+
+
+class Files:
+    """Paths of the ten files.
+
+    :ivar images, captions, lengths: dict split -> path; ``word_map``: path; ``jsons``: list of all but the images
+    """
+
+    def __init__(self, folder, data_name):
+        self.images, self.captions, self.lengths = (
+            {split: folder / f"{split}_{kind}_{data_name}.{ending}" for split in SPLITS}
+            for kind, ending in (("IMAGES", "hdf5"), ("CAPTIONS", "json"), ("CAPLENS", "json")))
+        self.word_map = folder / f"WORDMAP_{data_name}.json"
+        self.jsons = [*self.captions.values(), *self.lengths.values(), self.word_map]
+
+    def of_another_program(self):
+        """Whether one of these names belongs to a file that this module did not write."""
+        fingerprints = [read_header(path)[0] for path in self.images.values()]
+        return "" in fingerprints or not any(fingerprints) and any(path.exists() for path in self.jsons)
 
 
 def choose_captions(picture, captions_per_image, seed):
@@ -271,7 +279,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param output_folder: where to write; made if need be
     :param max_len: captions with more words are left out, and so is an image that has only such ones
     :param seed: for the choice of captions
-    :param workers: decoding processes; 1 decodes in this process, None is one per CPU core, 16 at most
+    :param workers: threads that decode; None takes a few more than there are CPU cores
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
     :param image_size: side of the square images in pixels
     :param allow_shared_images: accept pictures that are in two splits
@@ -286,13 +294,14 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     """
     if captions_per_image < 1:
         raise InputFilesError(f"captions_per_image must be at least 1, not {captions_per_image}")
-    data_name = f"{dataset}_{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq"
-    folder = Path(output_folder)
-    image_paths, captions_paths, lengths_paths = (
-        {split: folder / f"{split}_{kind}_{data_name}.{ending}" for split in SPLITS}
-        for kind, ending in (("IMAGES", "hdf5"), ("CAPTIONS", "json"), ("CAPLENS", "json")))
-    word_map_path = folder / f"WORDMAP_{data_name}.json"
-    json_paths = [*captions_paths.values(), *lengths_paths.values(), word_map_path]
+    folder, image_folder = Path(output_folder).expanduser(), Path(image_folder).expanduser()
+    for number in itertools.count(1):
+        name = dataset if number == 1 else f"{dataset}-{number}"
+        data_name = f"{name}_{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq"
+        files = Files(folder, data_name)
+        if not files.of_another_program():
+            break
+        print(f"Another program wrote the files of {data_name} in {folder}: they stay as they are.")
 
     try:
         cut = tokenizers.by_name(tokenizer) if tokenizer else None
@@ -311,28 +320,28 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
 
     def is_complete(split):
-        return read_left_out(image_paths[split], fingerprint) is not None
+        return read_header(files.images[split])[0] == fingerprint
 
-    already_there = all(map(is_complete, SPLITS)) and all(path.is_file() for path in json_paths)
+    already_there = all(map(is_complete, SPLITS)) and all(path.is_file() for path in files.jsons)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # two notebooks may be started at once: the second waits here, then finds the files of the first
-        lock = Path(tempfile.gettempdir(), f"create_input_files_{sha256(str(folder.resolve()))[:16]}.lock")
-        with nullcontext() if already_there else FileLock(lock):
+        with nullcontext() if already_there else one_process_in(folder):
+            for part in folder.glob(f".*_IMAGES_{glob.escape(data_name)}.hdf5.*.part"):  # of a run that was killed
+                part.unlink()
             unfinished = [split for split in SPLITS if not is_complete(split)]
             total = sum(len(of_split[split]) for split in unfinished)
             needed, free = total * 3 * image_size ** 2, shutil.disk_usage(folder).free
             if needed > free:
                 raise InputFilesError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
                                       f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
-            with map_in(default_workers(total) if workers is None else workers) as map_rows:
-                for split in unfinished:
-                    with new_file(image_paths[split]) as part:
-                        write_images(part, of_split[split], image_size, attributes, skip_bad, map_rows)
-                        for path in json_paths:  # an older set with other settings ends here
-                            path.unlink(missing_ok=True)
+            for split in unfinished:
+                with atomic_path(files.images[split]) as temporary:
+                    write_images(temporary, of_split[split], image_size, attributes, skip_bad, workers)
+                    for path in files.jsons:  # an older set with other settings ends here
+                        path.unlink(missing_ok=True)
 
-            left_out = {split: read_left_out(path, fingerprint) for split, path in image_paths.items()}
+            left_out = {split: read_header(path)[1] for split, path in files.images.items()}
             kept = {split: [picture for number, picture in enumerate(of_split[split]) if number not in left_out[split]]
                     for split in SPLITS}
             words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long ones as well
@@ -342,9 +351,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                     captions = [caption for picture in kept[split]
                                 for caption in choose_captions(picture, captions_per_image, seed)]
                     encoded = [encode_caption(caption, word_map, max_len) for caption in captions]
-                    write_json(captions_paths[split], encoded)
-                    write_json(lengths_paths[split], [len(caption) + 2 for caption in captions])
-                write_json(word_map_path, word_map)
+                    write_json(files.captions[split], encoded)
+                    write_json(files.lengths[split], [len(caption) + 2 for caption in captions])
+                write_json(files.word_map, word_map)
     except OSError as error:
         raise InputFilesError(f"{folder}: the output folder cannot be written ({error.strerror or error})") from error
 
@@ -390,7 +399,7 @@ def main(arguments=None):
     option("output-folder", default=".", help="where to write; default: here")
     option("max-len", type=int, default=50, help="longest caption, in words; default: %(default)s")
     option("seed", type=int, default=123, help="for the choice of captions; default: %(default)s")
-    option("workers", type=int, help="decoding processes; default: one per CPU core, 16 at most")
+    option("workers", type=int, help="threads that decode; default: a few more than there are CPU cores")
     option("skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
     option("tokenizer", choices=tokenizers.NAMES,

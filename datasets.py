@@ -6,12 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import h5py
 import torch
 from torch.utils.data import Dataset
 
 from lab.data import row_file
-from lab.data.vocabulary import encode_caption
+from lab.data.vocabulary import SPECIAL_TOKENS, encode_caption, load_word_map
 from utils import read_json
 
 
@@ -26,7 +25,7 @@ class CaptionDataset(Dataset):
     * caption: (max_len + 2,) long; caption length: (1,) long, <start> and <end> counted;
       all captions: (captions_per_image, max_len + 2) long
 
-    Images are read from the file's bytes (``row_file.py``), by as many loading processes as there are.
+    Images are read from the file's bytes (``row_file.py``).
 
     :param data_folder: folder with the files of ``create_input_files``
     :param data_name: base name of the files, such as ``shapes_5_cap_per_img_1_min_word_freq``
@@ -34,7 +33,7 @@ class CaptionDataset(Dataset):
     :param transform: applied to the uint8 image, if given
     :param features: HDF5 file of ``features.encode_images`` to read instead of the images
     :param mirrored: features of the mirrored images, for ``flip``
-    :raises ValueError: another split, or files that are cut
+    :raises ValueError: another split, files that are cut, that another program wrote, or that do not belong together
     :raises FileNotFoundError: files that are not there
     """
 
@@ -50,12 +49,19 @@ class CaptionDataset(Dataset):
                 raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
                                         'data_folder and data_name')
         captions, caplens = (read_json(path, 'delete it and run create_input_files again') for path in paths[1:])
-        self.captions = torch.tensor(captions, dtype=torch.long)
-        self.caplens = torch.tensor(caplens, dtype=torch.long).unsqueeze(1)
-        with h5py.File(self.images_path) as file:
+        with row_file.open_hdf5(self.images_path) as file:
+            if 'fingerprint' not in file.attrs:
+                raise ValueError(f'{self.images_path} was not written by create_input_files of this lab, perhaps by '
+                                 'another program with the same file names: run create_input_files into another '
+                                 'folder, and set data_folder to that')
             self.cpi = int(file.attrs['captions_per_image'])
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
+        if not belong_together(captions, caplens, self.references, load_word_map(folder, data_name)):
+            raise ValueError(f'{", ".join(map(str, paths))} and the WORDMAP beside them come from different runs of '
+                             'create_input_files: delete them and run it again')
+        self.captions = torch.tensor(captions, dtype=torch.long)
+        self.caplens = torch.tensor(caplens, dtype=torch.long).unsqueeze(1)
         self.sources, self.key = [self.images_path], 'images'
         self.in_memory = None  # all features, see use_features
         self._rows = {}  # of each source, from the first item on
@@ -90,14 +96,14 @@ class CaptionDataset(Dataset):
         :raises ValueError: one of other pictures, or with another number of captions, longer ones or empty ones
         """
         try:
-            content = json.loads(Path(path).read_text())
+            content = json.loads(Path(path).read_text(encoding='utf-8'))
             names, captions = content['names'], content['captions']
-            if not all(caption and isinstance(caption, list) and all(isinstance(word, str) for word in caption)
+            if not all(caption and isinstance(caption, list) and all(word.split() == [word] for word in caption)
                        for those in captions for caption in those):
                 raise ValueError
         except FileNotFoundError:
             raise FileNotFoundError(f'{path} is not there: make it by distillation.py, or correct captions') from None
-        except (ValueError, KeyError, TypeError, IsADirectoryError):
+        except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError):
             raise ValueError(f'{path} is no file of distillation.py, with a list of words for each caption: make it '
                              'again, or correct captions') from None
         longest = self.captions.shape[1] - 2
@@ -166,13 +172,28 @@ class CaptionDataset(Dataset):
         return {**self.__dict__, '_rows': {}}
 
 
+def belong_together(captions, caplens, references, word_map):
+    """Whether the first caption of each picture is one of its references, in the numbers of this vocabulary.
+
+    :param captions: lists of max_len + 2 indices, as many for each picture
+    :param caplens: their lengths, words + 2
+    :param references: per picture a list of captions, each a list of words
+    """
+    per_picture = len(captions) // max(len(references), 1)
+    if not (len(captions) == len(caplens) == per_picture * len(references) and {*SPECIAL_TOKENS} <= {*word_map}):
+        return False
+    firsts = zip(captions[::per_picture or 1], caplens[::per_picture or 1], references, strict=True)
+    return all(any(length == len(words) + 2 and caption == encode_caption(words, word_map, len(caption) - 2)
+                   for words in of_picture) for caption, length, of_picture in firsts)
+
+
 def content_digest(data_folder, data_name, split):
     """Fingerprint of a split's captions, vocabulary and names of pictures (their pixels are not read), 16 hexadecimal
     digits."""
     folder, digest = Path(data_folder), hashlib.sha256()
     for part in ('WORDMAP', f'{split}_CAPTIONS', f'{split}_CAPLENS'):
         digest.update((folder / f'{part}_{data_name}.json').read_bytes())
-    with h5py.File(CaptionDataset.path_of_images(folder, data_name, split)) as file:
+    with row_file.open_hdf5(CaptionDataset.path_of_images(folder, data_name, split)) as file:
         for key in ('names', 'references'):
             digest.update(json.dumps(file[key].asstr()[:].tolist()).encode())
     return digest.hexdigest()[:16]

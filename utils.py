@@ -5,11 +5,12 @@ import json
 import os
 import random
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 
@@ -36,7 +37,20 @@ def atomic_path(path):
         raise OSError(f'{path} cannot be written ({reason.strerror}): make room on the disk and run this again; an '
                       'older file of this name is unchanged') from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # after an error, otherwise it is not there any more
+            temporary.unlink()
+
+
+@contextmanager
+def one_process_in(folder):
+    """Within the block no other process is in such a block with the same folder: it waits."""
+    path = Path(folder) / '.lock'
+    with FileLock(path, mode=0o666):  # whoever may write into the folder, whatever his umask
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
 
 
 def read_json(path, advice):

@@ -10,7 +10,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 SMALLEST = 0.8  # of the wanted size; what a JPEG holds between this and the full size is hardly visible
 HEIC = {b'ftyp' + brand for brand in (b'heic', b'heix', b'hevc', b'mif1', b'msf1')}  # bytes 4 to 12, ISO/IEC 23008-12
-# no torch here: the decoding processes of create_input_files import this module, and torch takes seconds
+# Once for the whole process: create_input_files decodes in threads, which would undo one another's filters.
+warnings.filterwarnings('ignore', module=r'PIL\.')
 
 
 class ImageFileError(ValueError):
@@ -42,7 +43,7 @@ def open_image(content, name, image_size=256):
     :raises ImageFileError: the file is truncated, too large or no image
     """
     try:
-        with warnings.catch_warnings(action='ignore'), Image.open(BytesIO(content)) as image:
+        with Image.open(BytesIO(content)) as image:
             # JPEG only: decode at 1/2, 1/4 or 1/8 scale, so long as neither side falls below SMALLEST of the target;
             # the scale is the same whether the picture is turned before or after.
             smallest = round(SMALLEST * image_size)
@@ -82,7 +83,7 @@ def load_image(path, image_size=256):
     :raises ImageFileError: the file is missing, truncated, too large or no image
     """
     try:
-        content = Path(path).read_bytes()
+        content = Path(path).expanduser().read_bytes()
     except FileNotFoundError:
         raise ImageFileError(f'{path}: there is no such file') from None
     except OSError as error:

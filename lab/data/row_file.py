@@ -10,7 +10,22 @@ import os
 import h5py
 import numpy as np
 
-# no torch here: create_input_files imports this in every decoding process
+
+def open_hdf5(path):
+    """Open an HDF5 file for reading, without a lock: files of the lab do not change once they have their name.
+
+    :raises FileNotFoundError: no such file
+    :raises ValueError: a file that is cut, empty or no HDF5 file; the message names it
+    """
+    try:
+        return h5py.File(path, 'r', locking=False)
+    except FileNotFoundError:
+        raise FileNotFoundError(f'{path} is not there') from None
+    except OSError as error:
+        advice = 'it is cut, empty or no HDF5 file: delete it and make it again'
+        if 'unable to lock' in str(error):
+            advice = 'its drive knows no locks: set the environment variable HDF5_USE_FILE_LOCKING=FALSE'
+        raise ValueError(f'{path} cannot be read, {advice} ({error})') from error
 
 
 def create(path, name, shape, dtype, attributes, strings=()):
@@ -25,7 +40,7 @@ def create(path, name, shape, dtype, attributes, strings=()):
     dcpl.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the rows' place in the file is fixed from now on
     dcpl.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     dcpl.set_obj_track_times(False)
-    with h5py.File(path, 'w') as file:
+    with h5py.File(path, 'w', locking=False) as file:
         file.attrs.update(attributes)
         for key, values in dict(strings).items():
             file.create_dataset(key, data=values, dtype=h5py.string_dtype())
@@ -35,7 +50,7 @@ def create(path, name, shape, dtype, attributes, strings=()):
 
 def first_row(path, name):
     """:return: where in such a file the rows of its array begin, in bytes"""
-    with h5py.File(path, 'r') as file:
+    with open_hdf5(path) as file:
         return file[name].id.get_offset() or 0  # None when there are no rows
 
 
@@ -49,7 +64,7 @@ class Rows:
     """
 
     def __init__(self, path, name):
-        with h5py.File(path, 'r') as file:
+        with open_hdf5(path) as file:
             array = file[name]
             shape, dtype, self._first = array.shape, array.dtype, array.id.get_offset()
         if not shape[0]:

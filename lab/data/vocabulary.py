@@ -3,7 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
-# no torch here, nor utils, which has it: the decoding processes of create_input_files import this module
+from utils import read_json
+
 PAD, UNK, START, END = SPECIAL_TOKENS = ('<pad>', '<unk>', '<start>', '<end>')
 
 
@@ -36,7 +37,6 @@ def load_word_map(data_folder, data_name):
     :raises FileNotFoundError: no such file
     :raises ValueError: a file that is cut
     """
-    from utils import read_json
     path = Path(data_folder) / f'WORDMAP_{data_name}.json'
     if not path.exists():
         raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '

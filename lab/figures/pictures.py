@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import h5py
 import matplotlib.pyplot as plt
 
+from lab.data.row_file import open_hdf5
 from lab.figures.style import WIDTH, use_font_for, wrap
 
 
@@ -17,7 +17,7 @@ def load_images(path, numbers):
     if not Path(path).exists():
         raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct data_folder, data_name '
                                 'and split')
-    with h5py.File(path) as file:
+    with open_hdf5(path) as file:
         if strange := [number for number in numbers if number not in range(len(file['images']))]:
             raise ValueError(f"there is no picture {strange[0]} in {path}: it has {len(file['images'])}, 0 to "
                              f"{len(file['images']) - 1}")

@@ -17,6 +17,7 @@ from datasets import CaptionDataset, content_digest, speaks_of_a_side
 from lab.data import row_file
 from lab.data.images import load_image
 from lab.data.vocabulary import load_word_map
+from lab.figures import load_images
 
 
 @pytest.fixture
@@ -89,21 +90,6 @@ def test_features_take_the_images_place(make, tmp_path):
         assert torch.equal(dataset[i][0], grids[i // 5])
 
 
-def test_file_is_opened_at_the_first_item(make, monkeypatch):
-    opened = []
-    real = h5py.File
-    dataset = make()
-
-    def counting(path, *args):
-        opened.append(Path(path))
-        return real(path, *args)
-
-    monkeypatch.setattr(h5py, 'File', counting)
-    assert not dataset._rows
-    dataset[0], dataset[3], dataset[40]
-    assert opened == [dataset.images_path]
-
-
 def test_pickles_before_and_after_the_first_item(make):
     dataset = make('VAL')
     fresh = pickle.loads(pickle.dumps(dataset))
@@ -165,6 +151,37 @@ def test_pictures_whose_captions_speak_of_a_side(make):
 def test_wrong_split(make, split):
     with pytest.raises(ValueError, match="it must be 'TRAIN', 'VAL' or 'TEST'"):
         make(split)
+
+
+@pytest.mark.parametrize('content', [b'', b'version https://git-lfs.github.com/spec/v1\n', None])
+def test_an_hdf5_file_that_cannot_be_read_is_named(tiny_data, tmp_path, content):
+    shutil.copytree(tiny_data['data_folder'], tmp_path / 'data')
+    path = CaptionDataset.path_of_images(tmp_path / 'data', tiny_data['data_name'], 'VAL')
+    path.write_bytes(path.read_bytes()[:5000] if content is None else content)
+    for read in (partial(CaptionDataset, split='VAL'), partial(content_digest, split='VAL'),
+                 lambda *_: load_images(path, [0])):
+        with pytest.raises(ValueError, match=f'{path.name} .*cut.*delete it'):
+            read(tmp_path / 'data', tiny_data['data_name'])
+
+
+def test_a_drive_without_locks(monkeypatch):
+    def without_locks(*_, **__):
+        raise OSError("unable to lock file, errno = 37, error message = 'No locks available'")
+    monkeypatch.setattr(h5py, 'File', without_locks)
+    with pytest.raises(ValueError, match='rows.hdf5 .*HDF5_USE_FILE_LOCKING=FALSE'):
+        row_file.open_hdf5('rows.hdf5')
+
+
+@pytest.mark.parametrize(('kind', 'change'), [
+    ('WORDMAP', lambda words: dict(zip(words, [0, *range(2, len(words)), 1], strict=True))),  # as of another count
+    ('WORDMAP', lambda words: dict(list(words.items())[:9])), ('VAL_CAPTIONS', lambda captions: captions[:5]),
+    ('VAL_CAPTIONS', lambda captions: captions[5:] + captions[:5]), ('VAL_CAPLENS', lambda lengths: lengths[::-1])])
+def test_files_of_different_runs_are_refused(tiny_data, tmp_path, kind, change):
+    shutil.copytree(tiny_data['data_folder'], tmp_path / 'data')
+    path = tmp_path / 'data' / f"{kind}_{tiny_data['data_name']}.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(ValueError, match='different runs of create_input_files: delete'):
+        CaptionDataset(tmp_path / 'data', tiny_data['data_name'], 'VAL')
 
 
 @pytest.mark.parametrize('kind', ['IMAGES', 'CAPTIONS', 'CAPLENS'])
