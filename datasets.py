@@ -40,7 +40,7 @@ class CaptionDataset(Dataset):
     def __init__(self, data_folder, data_name, split, transform=None, features=None, mirrored=None):
         if split not in ('TRAIN', 'VAL', 'TEST'):
             raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
-        folder = Path(data_folder)
+        folder = Path(data_folder).expanduser()
         self.split, self.transform = split, transform
         self.images_path = self.path_of_images(folder, data_name, split)
         paths = [self.images_path] + [folder / f'{split}_{kind}_{data_name}.json' for kind in ('CAPTIONS', 'CAPLENS')]
@@ -58,8 +58,8 @@ class CaptionDataset(Dataset):
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
         if not belong_together(captions, caplens, self.references, load_word_map(folder, data_name)):
-            raise ValueError(f'{", ".join(map(str, paths))} and the WORDMAP beside them come from different runs of '
-                             'create_input_files: delete them and run it again')
+            raise ValueError(f'the files of {data_name} in {folder} come from different runs of create_input_files: '
+                             'delete them and run it again')
         self.captions = torch.tensor(captions, dtype=torch.long)
         self.caplens = torch.tensor(caplens, dtype=torch.long).unsqueeze(1)
         self.sources, self.key = [self.images_path], 'images'
@@ -74,7 +74,7 @@ class CaptionDataset(Dataset):
     @staticmethod
     def path_of_images(data_folder, data_name, split):
         """:return: path of a split's HDF5 file of images, whether or not it is there"""
-        return Path(data_folder) / f'{split}_IMAGES_{data_name}.hdf5'
+        return Path(data_folder).expanduser() / f'{split}_IMAGES_{data_name}.hdf5'
 
     def use_features(self, features, mirrored=None, in_memory=None):
         """Read features in place of images, see the parameters of the class.
@@ -96,7 +96,7 @@ class CaptionDataset(Dataset):
         :raises ValueError: one of other pictures, or with another number of captions, longer ones or empty ones
         """
         try:
-            content = json.loads(Path(path).read_text(encoding='utf-8'))
+            content = json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
             names, captions = content['names'], content['captions']
             if not all(caption and isinstance(caption, list) and all(word.split() == [word] for word in caption)
                        for those in captions for caption in those):
@@ -142,7 +142,7 @@ class CaptionDataset(Dataset):
             return self.in_memory[numbers.to(self.in_memory.device)]
         images = [self._read(mirror, chosen) for mirror in (False, True)
                   if len(chosen := numbers[(numbers >= len(self.names)) == mirror] % len(self.names))]
-        return torch.cat(images)
+        return images[0] if len(images) == 1 else torch.cat(images)
 
     def expect(self, mirror, start, stop):
         """Images ``start`` to ``stop``, or their features, are wanted soon: see ``row_file.Rows.expect``."""
@@ -190,7 +190,7 @@ def belong_together(captions, caplens, references, word_map):
 def content_digest(data_folder, data_name, split):
     """Fingerprint of a split's captions, vocabulary and names of pictures (their pixels are not read), 16 hexadecimal
     digits."""
-    folder, digest = Path(data_folder), hashlib.sha256()
+    folder, digest = Path(data_folder).expanduser(), hashlib.sha256()
     for part in ('WORDMAP', f'{split}_CAPTIONS', f'{split}_CAPLENS'):
         digest.update((folder / f'{part}_{data_name}.json').read_bytes())
     with row_file.open_hdf5(CaptionDataset.path_of_images(folder, data_name, split)) as file:

@@ -28,7 +28,7 @@ from lab.train.checkpoints import build_model, checkpoint_paths, decoder_name, s
 from lab.train.forward import check_decoder, decode, encode, use_bf16, use_fast_forward
 from lab.train.inputs import caption_datasets
 from lab.train.resume import continues, fingerprints, move_aside, resume, start_from
-from lab.train.settings import Count, Flag, Rate, Seed, Share, Text, WeightPerEpoch, Workers, complete, in_epoch
+from lab.train.settings import Count, Flag, Rate, Seed, Share, Text, WeightPerEpoch, complete, in_epoch
 from utils import AverageMeter, atomic_path, best_epoch, seed_everything, topk_accuracy
 
 # torch's own setting: on Linux it takes large tensors from large pages, which is faster
@@ -57,7 +57,6 @@ class Settings:
     device: Text | None = None          # 'cuda', 'cpu', ...; None takes the GPU if there is one
     epochs: Count = 120                 # at most
     batch_size: Count = 32              # captions
-    workers: Workers = 0                # processes that load data
     encoder_lr: Rate = 1e-4             # learning rates of Adam
     decoder_lr: Rate = 4e-4
     cosine: Flag = False                # let the rates fall to 0 over the epochs along a cosine (Loshchilov 2017)

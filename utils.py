@@ -24,7 +24,7 @@ def atomic_path(path):
     :param path: the file to write; its folder is made if need be
     :raises OSError: the disk is full; the message names ``path``
     """
-    path = Path(path)
+    path = Path(path).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -60,7 +60,7 @@ def read_json(path, advice):
     :raises ValueError: the file is empty, cut or damaged; the message ends in the advice
     """
     try:
-        return json.loads(Path(path).read_text(encoding='utf-8'))
+        return json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
     except ValueError as error:
         raise ValueError(f'{path} is empty, cut or damaged: {advice}') from error
 

@@ -107,7 +107,7 @@ def reading(folder, args, seconds=30):
         parts, done, start = batches.Batches(dataset, order), 0, time.perf_counter()
         if window == args.pictures:
             parts.expect = lambda pictures: None
-        for batch in batches.loader(parts, dict(workers=args.workers, device='cpu')):
+        for batch in batches.loader(parts, dict(device='cpu')):
             done += len(batch.caplens)
             if time.perf_counter() - start > seconds:
                 break
@@ -144,7 +144,7 @@ def measure(folder, args):
         features.MEMORY_SHARE = 0  # nothing fits
     cfg = dict(data_folder=str(folder), data_name=NAME, encoder=args.encoder, encoder_weights=str(weights),
                encoded_image_size=None, batch_size=args.batch_size, epochs=args.epochs, device=args.device,
-               workers=args.workers, by_picture=args.by_picture,
+               by_picture=args.by_picture,
                output_folder=str(folder / 'runs'), print_freq=100)
     start = time.perf_counter()
     history = solver.train(cfg)
@@ -199,7 +199,6 @@ def main():
     parser.add_argument('--by-picture', action='store_true')
     parser.add_argument('--stream', action='store_true', help='read features from their file at every batch')
     parser.add_argument('--read', action='store_true', help='only that; by a process with less memory than the file')
-    parser.add_argument('--workers', type=int, default=0, help='processes that read them then')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'coco', help='build folder')
     args = parser.parse_args()

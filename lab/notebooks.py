@@ -26,7 +26,7 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     :return: the executed notebook, an nbformat node
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
     """
-    path = Path(path).resolve()
+    path = Path(path).expanduser().resolve()
     # The kernel's own log warns of its local connection, and may call papermill's way to end it an error.
     config = Config(NotebookClient=dict(extra_arguments=['--log-level=CRITICAL']))
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}

@@ -24,7 +24,7 @@ from solver import DEFAULTS  # noqa: E402
 from utils import read_json, sentence  # noqa: E402
 
 # settings that change no result
-NOT_SHOWN = ('device', 'workers', 'checkpoint', 'output_folder', 'print_freq')
+NOT_SHOWN = ('device', 'checkpoint', 'output_folder', 'print_freq')
 # settings that a decoder does not use
 NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'
 AGAIN = 'delete it, and run the notebook that made it again'

@@ -278,12 +278,11 @@ def main(arguments=None):
     """Command line. :return: exit code, 0, or 1 if something is missing"""
     parser = argparse.ArgumentParser(prog='python -m lab.data.download', description=__doc__.splitlines()[0])
     parser.add_argument('name', choices=SOURCES)
-    parser.add_argument('--folder', type=Path, default=Path('data/raw'), help='the set gets a folder in it; default: '
-                                                                              '%(default)s')
+    parser.add_argument('--folder', default='data/raw', help='the set gets a folder in it; default: %(default)s')
     parser.add_argument('--mirror', metavar='URL', help='a server with the same paths, asked before the usual one')
     parser.add_argument('--check', action='store_true', help='only say what is there and what is missing')
     options = parser.parse_args(arguments)
-    folder = options.folder / options.name
+    folder = Path(options.folder).expanduser() / options.name
     try:
         if not options.check:
             download(options.name, folder, options.mirror)

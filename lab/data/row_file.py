@@ -6,6 +6,7 @@ most, and whoever noted how many rows were safely on the disk can go on after th
 
 import mmap
 import os
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -18,7 +19,7 @@ def open_hdf5(path):
     :raises ValueError: a file that is cut, empty or no HDF5 file; the message names it
     """
     try:
-        return h5py.File(path, 'r', locking=False)
+        return h5py.File(Path(path).expanduser(), 'r', locking=False)
     except FileNotFoundError:
         raise FileNotFoundError(f'{path} is not there') from None
     except OSError as error:

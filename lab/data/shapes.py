@@ -348,8 +348,8 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     if not sum(counts.values()):
         raise ValueError("train, val and test are all 0: ask for at least one picture")
 
-    folder = Path(output_folder) / "images"
-    json_path = Path(output_folder) / JSON_NAME
+    folder = Path(output_folder).expanduser() / "images"
+    json_path = folder.with_name(JSON_NAME)
     settings = {"dataset": "shapes", "version": VERSION, "seed": seed, "counts": counts}
     names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
     if _is_complete(json_path, settings, folder, names):
@@ -478,9 +478,10 @@ def judge_captions(captions, json_path):
         attention); ``words``, the same for each word: dict word -> list of (hit, chance). None for a data set
         whose objects nobody knows
     """
-    if not Path(json_path).exists():
+    json_path = Path(json_path).expanduser()
+    if not json_path.exists():
         return None
-    images = json.loads(Path(json_path).read_text(encoding="utf-8"))["images"]
+    images = json.loads(json_path.read_text(encoding="utf-8"))["images"]
     objects = {f"{image['filepath']}/{image['filename']}": image["objects"] for image in images}
     wrong = [i for i, c in enumerate(captions) if not names_every_object(c["caption"], objects[c["name"]])]
     words = {}

@@ -37,7 +37,7 @@ def load_word_map(data_folder, data_name):
     :raises FileNotFoundError: no such file
     :raises ValueError: a file that is cut
     """
-    path = Path(data_folder) / f'WORDMAP_{data_name}.json'
+    path = Path(data_folder).expanduser() / f'WORDMAP_{data_name}.json'
     if not path.exists():
         raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
                                 'data_folder and data_name')

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset
 
@@ -67,10 +68,23 @@ def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
              seconds[k] + shared) for k in range(len(beam_sizes))]
 
 
+def list_of_beam_sizes(beam_sizes):
+    """
+    :param beam_sizes: whole numbers of at least 1, in a list, tuple, range or array; or one such number
+    :return: list of int
+    :raises ValueError: something else
+    """
+    sizes = np.atleast_1d(beam_sizes).tolist()
+    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ValueError(f'beam_sizes is {beam_sizes!r}; it must be a list of whole numbers of at least 1: [1, 3, 5]')
+    return sizes
+
+
 def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None, **options):
     """BLEU-1 to 4 and CIDEr-D of a split for several beam sizes.
 
     :param model: :class:`checkpoints.CaptionModel`
+    :param beam_sizes: as for :func:`list_of_beam_sizes`
     :param history: of the whole training, for best_epoch, epochs and train_seconds; the history in a best checkpoint
         ends at the best epoch
     :param options: batch_size and max_len; these, data_folder and data_name as for :func:`caption_split`
@@ -79,7 +93,9 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         would take alone), reference_words (the mean length of people's captions),
         captions_per_beam (in the order of scores, words only),
         captions (of the middle beam size, all but alphas and probabilities), captions_beam_size
+    :raises ValueError: ``beam_sizes`` of another kind
     """
+    beam_sizes = list_of_beam_sizes(beam_sizes)
     # this also encodes the split, so that the seconds below are those of the search
     dataset = caption_dataset(model, split, data_folder, data_name)
     cider = CiderD(dataset.references)

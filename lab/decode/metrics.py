@@ -1,43 +1,79 @@
-"""BLEU of captions against the people's own words (Papineni et al. 2002)."""
+"""BLEU of captions against people's own words (Papineni et al. 2002)."""
 
-import warnings
+import math
+from collections import Counter
 from statistics import median
 
-from nltk.translate.bleu_score import SmoothingFunction, corpus_bleu, sentence_bleu
+ORDERS = (1, 2, 3, 4)
+TINY, SMALL = 1e-15, 1e-9  # added above and below, as in pycocoevalcap: a score without a right n-gram is nearly 0
+EPSILON = 0.1  # counts as right where no n-gram is, Chen and Cherry 2014, method 1
 
-WEIGHTS = [tuple([1 / n] * n) for n in (1, 2, 3, 4)]
-DUST = 1e-60  # nltk takes the smallest float in place of no right n-gram, which gives 1e-231 and the like
+
+def ngrams(words, n):
+    """Counts of all sequences of ``n`` words; a caption of fewer words has none."""
+    return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
 
-def bleu(references, hypotheses):
-    """Corpus BLEU-1 to 4 by nltk: brevity penalty, no smoothing, each image once.
+def count_matches(references, caption):
+    """What BLEU counts in a caption (Papineni et al. 2002, sec. 2).
 
-    :param references: per image a list of reference captions, each a list of tokens as people wrote them
+    :param references: list of reference captions, each a list of words
+    :param caption: list of words
+    :return: per order 1 to 4 the n-grams that are right, each at most as often as in one reference; per order all of
+        them; the caption's length; the length of the reference that comes closest, the shorter one of two
+    """
+    right, total = [], []
+    for n in ORDERS:
+        most = Counter()
+        for reference in references:
+            most |= ngrams(reference, n)
+        found = ngrams(caption, n)
+        right.append((found & most).total())
+        total.append(found.total())
+    closest = min(map(len, references), key=lambda length: (abs(length - len(caption)), length))
+    return right, total, len(caption), closest
+
+
+def brevity_penalty(length, closest):
+    """exp(1 - r / c), or 1 where the captions are longer than their references (Papineni et al. 2002, sec. 2.3)."""
+    return math.exp(min(0, 1 - (closest + SMALL) / (length + TINY)))
+
+
+def bleu(references, captions):
+    """Corpus BLEU-1 to 4: brevity penalty, no smoothing, each image once. Counts are summed over all images first.
+
+    :param references: per image a list of reference captions, each a list of words as people wrote them
         (never ``<unk>``: a rare word that a caption misses must count as missed)
-    :param hypotheses: per image one caption, a list of tokens without special tokens
+    :param captions: per image one caption, a list of words without special tokens
     :return: {'BLEU-1': ..., 'BLEU-2': ..., 'BLEU-3': ..., 'BLEU-4': ...}, each 0 to 1
     :raises ValueError: not one caption per image, or no images
     """
-    if len(references) != len(hypotheses) or not hypotheses:
-        raise ValueError(f'BLEU needs one caption per image: {len(hypotheses)} captions, '
+    if len(references) != len(captions) or not captions:
+        raise ValueError(f'BLEU needs one caption per image: {len(captions)} captions, '
                          f'{len(references)} images with references')
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # nltk warns when no 4-gram is right, as after a first epoch
-        scores = corpus_bleu(references, hypotheses, weights=WEIGHTS)
-    return {f'BLEU-{n}': float(score) if score > DUST else 0.0 for n, score in enumerate(scores, 1)}
+    rights, totals, lengths, closest = zip(*map(count_matches, references, captions), strict=True)
+    penalty, product, scores = brevity_penalty(sum(lengths), sum(closest)), 1, {}
+    for n, right, total in zip(ORDERS, zip(*rights, strict=True), zip(*totals, strict=True), strict=True):
+        product *= (sum(right) + TINY) / (sum(total) + SMALL)
+        scores[f'BLEU-{n}'] = penalty * product ** (1 / n)
+    return scores
 
 
 def caption_bleu(references, caption):
-    """BLEU-4 of one caption by itself, smoothed, since a single caption often shares no 4-gram with its references.
+    """BLEU-4 of one caption by itself: smoothed, since it often shares no 4-gram with its references, and over those
+    orders that it has, so that a right caption of three words has 1.
 
-    :param references: list of reference captions, each a list of tokens
-    :param caption: list of tokens
-    :return: score (0 to 1; add-epsilon smoothing, Chen and Cherry 2014, method 1), and the reference that comes
-        closest to the caption by that score
+    :param references: list of reference captions, each a list of words
+    :param caption: list of words
+    :return: score, 0 to 1, and the reference that comes closest to the caption by that score
     """
     def score(those):
-        return sentence_bleu(those, caption or [''], smoothing_function=SmoothingFunction().method1)
-    return float(score(references)), max(references, key=lambda reference: score([reference]))
+        right, total, length, closest = count_matches(those, caption)
+        if not length:
+            return 0.0
+        precisions = [(r or EPSILON) / t for r, t in zip(right, total, strict=True) if t]
+        return brevity_penalty(length, closest) * math.prod(precisions) ** (1 / len(precisions))
+    return score(references), max(references, key=lambda reference: score([reference]))
 
 
 def choose_captions(scores, wrong=None, count=3):

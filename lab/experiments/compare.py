@@ -16,7 +16,7 @@ import torch
 from datasets import content_digest
 from lab.data.vocabulary import load_word_map
 from lab.decode.coco_metrics import coco_scores, write_coco_files
-from lab.decode.evaluate import caption_image, evaluate
+from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes
 from lab.experiments import distillation
 from lab.more import word_vectors
 from lab.more.ensembles import Ensemble, load_ensemble
@@ -37,7 +37,7 @@ from solver import check_settings, train
 from utils import atomic_path, best_epoch, read_json, sentence
 
 # the fingerprints cover the data and the files; the others change no result
-NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device', 'workers',
+NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device',
                 'print_freq')
 AGAIN = 'delete it and run the comparison again'
 METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
@@ -61,7 +61,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :raises ValueError: wrong settings or an unknown run, before any training
     :raises NotImplementedError: a run needs a TODO that is still open, before any training
     """
-    folder, beam_sizes = Path(output_folder), list(beam_sizes)
+    folder, beam_sizes = Path(output_folder).expanduser(), list_of_beam_sizes(beam_sizes)
     settings = all_settings(runs, cfg, folder, seeds, split)
     results, phases = [], {}
     for name, own in runs.items():
@@ -146,7 +146,7 @@ def check_run(own, cfg, above):
                 raise ValueError(f'{key} is {own[key]!r}, but no trained run above it is called {other!r}')
     given = {**cfg, **own}
     for key in ('word_vectors', 'captions'):
-        if given.get(key) and not Path(given[key]).exists():
+        if given.get(key) and not Path(given[key]).expanduser().exists():
             raise ValueError(f'setting {key!r} is {given[key]!r}, and there is no such file')
     needed = dict(ensemble=Ensemble.step, distill=Ensemble.step, self_critical=surrogate_loss,
                   word_vectors=word_vectors.load)

@@ -15,7 +15,7 @@ def read_histories(folder):
     :raises ValueError: a file that is cut
     """
     histories = {path.stem.removeprefix('history_'): read_json(path, 'delete it, or train this decoder again')
-                 for path in sorted(Path(folder).glob('history_*.json'))}
+                 for path in sorted(Path(folder).expanduser().glob('history_*.json'))}
     known = [name for name in DECODER_NAMES if name in histories]
     return {name: histories[name] for name in [*known, *(name for name in histories if name not in known)]}
 

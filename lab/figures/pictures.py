@@ -14,7 +14,8 @@ def load_images(path, numbers):
     :raises ValueError: a number that is none of its pictures'
     :raises FileNotFoundError: no such file
     """
-    if not Path(path).exists():
+    path = Path(path).expanduser()
+    if not path.exists():
         raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct data_folder, data_name '
                                 'and split')
     with open_hdf5(path) as file:

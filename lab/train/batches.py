@@ -172,9 +172,8 @@ def mirrored(dataset, word_map, generator, of_pictures=False):
 
 
 def loader(batches, cfg):
-    """Load batches one after another, in ``cfg['workers']`` processes if they come from files."""
+    """Load batches one after another, in this process: they are copied from files that the system keeps in memory."""
     in_memory = batches.dataset.in_memory
-    workers = cfg['workers'] if in_memory is None else 0
     pin = cfg['device'].startswith('cuda') and (in_memory is None or not in_memory.is_cuda)
-    # a loader takes a seed for its workers from torch's generator: from one of its own
-    return DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=pin, generator=torch.Generator())
+    # a loader takes a seed for workers, which it does not have, from torch's generator: from one of its own
+    return DataLoader(batches, batch_size=None, pin_memory=pin, generator=torch.Generator())

@@ -169,6 +169,7 @@ def save_checkpoint(paths, model, optimizers, schedulers):
 
 def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, a damaged one, or not a checkpoint of this lab"""
+    path = Path(path).expanduser()
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
             damaged = archive.testzip()
@@ -224,7 +225,7 @@ def load_models(folder, names, device=None):
     """
     models = {}
     for name in [names] if isinstance(names, str) else names:
-        path = Path(folder) / f'BEST_checkpoint_{name}.pth.tar'
+        path = Path(folder).expanduser() / f'BEST_checkpoint_{name}.pth.tar'
         if not path.exists():
             raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '
                              f'{name!r} out of decoders')

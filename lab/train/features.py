@@ -8,7 +8,6 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-import h5py
 import numpy as np
 import psutil
 import torch
@@ -82,7 +81,7 @@ def identity(data_folder, data_name, split):
 
     :return: fingerprint of its pictures, whatever their captions; their number
     """
-    with h5py.File(CaptionDataset.path_of_images(data_folder, data_name, split)) as file:
+    with row_file.open_hdf5(CaptionDataset.path_of_images(data_folder, data_name, split)) as file:
         return str(file.attrs['pictures']), len(file['names'])
 
 
@@ -92,31 +91,37 @@ def features_path(data_folder, data_name, split, digest, mirror=False):
     :param digest: :func:`encoder_digest`
     """
     name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', data_name)
-    return Path(data_folder) / f"{split}_{'MIRRORED_' * mirror}FEATURES_{name}_{digest}.hdf5"
+    return Path(data_folder).expanduser() / f"{split}_{'MIRRORED_' * mirror}FEATURES_{name}_{digest}.hdf5"
 
 
-def encode_splits(encoder, data_folder, data_name, wanted, device='cpu'):
+def encode_splits(encoder, data_folder, data_name, wanted, device='cpu', output_folder=None):
     """:func:`encode_images` of several splits; first it checks that all of them fit on the disk, and says their size.
 
     :param wanted: list of (split, mirror)
+    :param output_folder: as for :func:`encode_images`
     :return: list of paths
     :raises OSError, ValueError: as :func:`encode_images`
     """
     if distributed.rank() == 0:
-        needed, grid = 0, None
+        needed, grid, folder = 0, None, Path(data_folder)
         for split, mirror in wanted:
-            path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
+            path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror, output_folder)
             if _stamp(path) != (stamp, n):
                 if grid is None:
                     grid = _grid(encoder, CaptionDataset.path_of_images(data_folder, data_name, split), device)
-                needed += n * grid.numel() * 2
+                needed, folder = needed + n * grid.numel() * 2, path.parent
         if needed:
-            free = _free_space(Path(data_folder), needed)
+            if folder != Path(data_folder):
+                print(f"{data_folder} cannot be written: the encoder's features go to {folder}.")
+            folder.mkdir(parents=True, exist_ok=True)
+            free = _free_space(folder, needed)
             print(f"The encoder's features need {_size(needed)} of disk space; {_size(free)} are free.")
-    return [encode_images(encoder, data_folder, data_name, split, device, mirror=mirror) for split, mirror in wanted]
+    return [encode_images(encoder, data_folder, data_name, split, device, mirror=mirror, output_folder=output_folder)
+            for split, mirror in wanted]
 
 
-def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_size=32, workers=0, mirror=False):
+def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_size=32, mirror=False,
+                  output_folder=None):
     """Write the encoder's native grid of each image of a split into an HDF5 file, half precision.
 
     The file's name and attributes carry the digests of encoder and images, so that a file made by other
@@ -126,11 +131,12 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
     :param encoder: ``models.Encoder``, frozen; it is run in ``eval()``
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param mirror: encode the mirror images, into a file of their own
+    :param output_folder: takes the file where ``data_folder`` cannot be written; None: an error then
     :return: path of the file; dataset ``features`` (images, h, w, encoder_dim) float16
     :raises OSError: too little disk space, or a folder that cannot be written, or that not all processes see
     :raises ValueError: features beyond what half precision can hold, as random weights may give
     """
-    path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror)
+    path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror, output_folder)
     if all(distributed.gather([_stamp(path) == (stamp, n)])):
         return path
     dataset = CaptionDataset(data_folder, data_name, split)
@@ -144,7 +150,7 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
                 row_file.create(part, 'features', (n, *grid), 'float16', stamp)
             distributed.wait_for_all()
             rows = torch.arange(n).tensor_split(distributed.count())[distributed.rank()]
-            _encode(encoder, dataset, device, batch_size, workers, mirror, part, rows, grid)
+            _encode(encoder, dataset, device, batch_size, mirror, part, rows, grid)
         distributed.wait_for_all()
         if distributed.rank() == 0:
             os.replace(part, path)
@@ -154,18 +160,25 @@ def encode_images(encoder, data_folder, data_name, split, device='cpu', batch_si
                       'of your own, or set cache_features=False') from error
     finally:
         if distributed.rank() == 0:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
     if _stamp(path) != (stamp, n):
-        raise OSError(f'{path} was made by another process, but is not here: data_folder must be a folder that all '
-                      'machines share')
+        raise OSError(f'{path} was made by another process, but is not here: it must be in a folder that all machines '
+                      'share')
     return path
 
 
-def file_of(encoder, data_folder, data_name, split, mirror=False):
-    """:return: path of a features file, the attributes that it must have, and its number of rows"""
+def file_of(encoder, data_folder, data_name, split, mirror=False, output_folder=None):
+    """
+    :param output_folder: as for :func:`encode_images`
+    :return: path of a features file, the attributes that it must have, and its number of rows
+    """
     images, n = identity(data_folder, data_name, split)
     stamp = {'images': images, 'encoder': encoder_digest(encoder), 'code': code_of_encoder(encoder)}
-    return features_path(data_folder, data_name, split, stamp['encoder'], mirror), stamp, n
+    path = features_path(data_folder, data_name, split, stamp['encoder'], mirror)
+    if output_folder and _stamp(path) != (stamp, n) and not os.access(data_folder, os.W_OK):
+        path = Path(output_folder) / path.name
+    return path, stamp, n
 
 
 def _grid(encoder, images_path, device):
@@ -188,11 +201,11 @@ def _free_space(folder, needed):
     return free
 
 
-def _encode(encoder, dataset, device, batch_size, workers, mirror, part, rows, grid):
+def _encode(encoder, dataset, device, batch_size, mirror, part, rows, grid):
     """Encode the images ``rows`` (ascending) into their places in the file."""
-    loader = DataLoader(Subset(dataset, (rows * dataset.cpi).tolist()), batch_size, num_workers=workers,
-                        # it takes a seed for its workers from torch's generator: from one of its own, so that a
-                        # training goes the same way whether or not the features were there already
+    loader = DataLoader(Subset(dataset, (rows * dataset.cpi).tolist()), batch_size,
+                        # it takes a seed from torch's generator: from one of its own, so that a training goes the same
+                        # way whether or not the features were there already
                         generator=torch.Generator())
     rows, row_bytes, done = rows.tolist(), grid.numel() * 2, 0
     what = f'{dataset.split.lower()} images'
@@ -218,9 +231,9 @@ def _encode(encoder, dataset, device, batch_size, workers, mirror, part, rows, g
 def _stamp(path):
     """:return: (attributes of a features file, number of its rows), or None"""
     try:
-        with h5py.File(path) as file:
+        with row_file.open_hdf5(path) as file:
             return {name: str(value) for name, value in file.attrs.items()}, len(file['features'])
-    except (OSError, KeyError):
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -246,7 +259,7 @@ def read_into_memory(files, encoder, device='cpu'):
     :param encoder: ``models.Encoder`` whose features they are
     :return: (images, h, w, encoder_dim) float16, file after file; None: they do not fit
     """
-    with h5py.File(files[0]) as file:
+    with row_file.open_hdf5(files[0]) as file:
         n, *native = file['features'].shape
         pooled = encoder.resize(torch.zeros(1, *native)).shape[1:]
         pool = pooled.numel() < torch.Size(native).numel()  # pooled up, they would only take more room
@@ -265,7 +278,7 @@ def read_into_memory(files, encoder, device='cpu'):
     with distributed.progress_bar(total=len(features), desc='read features', unit='image',
                                   delay=2) as bar:
         for i, path in enumerate(files):
-            with h5py.File(path) as file:
+            with row_file.open_hdf5(path) as file:
                 for start in range(0, n, 256):  # large reads, in the order of the file
                     grids = torch.from_numpy(file['features'][start:start + 256]).to(device)
                     if pool:

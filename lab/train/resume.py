@@ -54,7 +54,7 @@ def resume(model, optimizers, path):
     """
     state = read_checkpoint(path)
     cfg, before = model.settings, state['settings']
-    for name in ('self_critical', 'decoder_options', 'tune_word_vectors'):
+    for name in ('self_critical', 'decoder_options', 'tune_word_vectors', 'encoded_image_size'):
         if cfg[name] != before[name]:
             raise ValueError(f'{path} was trained with {name}={before[name]!r}, and the settings say {cfg[name]!r}: '
                              'set it as it was, or begin a second training by start_from')

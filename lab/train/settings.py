@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from dataclasses import asdict
 from pathlib import Path
 from types import NoneType, UnionType
@@ -24,7 +25,6 @@ def _first_and_last(value, most):
 # A kind of setting: its type, what a value must fulfil, and that in words
 Flag = Annotated[bool, lambda v: isinstance(v, bool), 'True or False']
 Count = Annotated[int, lambda v: _whole(v) and v >= 1, 'a whole number of at least 1']
-Workers = Annotated[int, lambda v: _whole(v) and v >= 0, 'a whole number of at least 0']
 Seed = Annotated[int, lambda v: _whole(v) and 0 <= v < 2 ** 32, 'a whole number from 0 to below 2 ** 32']
 Rate = Annotated[float, lambda v: _number(v) and 0 < v < math.inf, 'a number above 0']
 Weight = Annotated[float, lambda v: _number(v) and 0 <= v < math.inf, 'a number of at least 0']
@@ -49,10 +49,10 @@ def complete(cfg, *kinds):
     defaults = {name: value for kind in kinds for name, value in asdict(kind()).items()}
     for name in cfg:
         if name not in defaults:
-            nearest = difflib.get_close_matches(str(name), defaults, n=1)
+            nearest = difflib.get_close_matches(str(name), defaults, n=1, cutoff=0.7)
             hint = f'did you mean {nearest[0]!r}?' if nearest else f'known are {", ".join(defaults)}'
             raise ValueError(f'unknown setting {name!r}; {hint}')
-    cfg = {**defaults, **cfg}
+    cfg = {**defaults, **{name: plain(value) for name, value in cfg.items()}}
     for kind in kinds:
         for name, hint in get_type_hints(kind, include_extras=True).items():
             or_none = get_origin(hint) in (Union, UnionType)
@@ -62,9 +62,18 @@ def complete(cfg, *kinds):
                                        if or_none else hint)
             if not fits(cfg[name]):
                 raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be {wanted}{", or None" * or_none}')
-            if isinstance(cfg[name], Path):
-                cfg[name] = str(cfg[name])
     return cfg
+
+
+def plain(value):
+    """Numbers and arrays of numpy as Python's own, paths as strings and without ``~``: a checkpoint holds no others."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value))
+    if hasattr(value, 'tolist'):
+        return value.tolist()
+    return os.path.expanduser(value) if isinstance(value, (str, Path)) else value
 
 
 def in_epoch(setting, epoch, epochs):

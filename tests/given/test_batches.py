@@ -135,11 +135,10 @@ def test_no_caption_that_speaks_of_left_or_right_is_mirrored(dataset):
     assert torch.equal(flips.view(200, -1, 5).all(2), flips.view(200, -1, 5).any(2))
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-def test_loader_gives_what_the_batches_hold(dataset, workers):
+def test_loader_gives_what_the_batches_hold(dataset):
     batches = Batches(dataset, shuffled(dataset, 50, torch.Generator()))
     state = torch.get_rng_state()
-    found = list(loader(batches, dict(workers=workers, device='cpu')))
+    found = list(loader(batches, dict(device='cpu')))
     assert torch.equal(torch.get_rng_state(), state)
     assert len(found) == 3
     for b, batch in enumerate(found):
@@ -194,9 +193,9 @@ def test_a_picture_is_in_one_part_of_one_process(dataset, processes, accumulate)
 def test_pages_are_pinned_for_a_gpu_only(dataset):
     batches = Batches(dataset, [torch.arange(5)])
     for device, pinned in (('cpu', False), ('cuda:1', True)):
-        assert loader(batches, dict(workers=0, device=device)).pin_memory == pinned
+        assert loader(batches, dict(device=device)).pin_memory == pinned
     dataset.in_memory = SimpleNamespace(is_cuda=True)  # there already
-    assert not loader(batches, dict(workers=0, device='cuda')).pin_memory
+    assert not loader(batches, dict(device='cuda')).pin_memory
 
 
 def test_fewer_captions_than_processes_are_left_out(dataset):

@@ -15,7 +15,7 @@ from lab.data.images import ImageFileError
 from lab.data.shapes import generate_shapes, judge_captions
 from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.decode.cider import CiderD
-from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture, main
+from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture, list_of_beam_sizes, main
 from lab.decode.metrics import bleu
 from lab.train.checkpoints import checkpoint_paths, load_model
 from models import Encoder
@@ -84,6 +84,15 @@ def test_another_data_set(models, tmp_path):
     captions = caption_split(models[True], 'TEST', 1, data_folder=str(tmp_path), data_name=summary['data_name'])
     assert [c['name'] for c in captions] == CaptionDataset(tmp_path, summary['data_name'], 'TEST').names
     assert set(w for c in captions for w in c['caption']) <= set(models[True].word_map)
+
+
+def test_beam_sizes_as_people_write_them():
+    for given in ([1, 3], (1, 3), range(1, 4, 2), np.array([1, 3])):
+        assert list_of_beam_sizes(given) == [1, 3]
+    assert list_of_beam_sizes(3) == list_of_beam_sizes(np.int64(3)) == [3]
+    for wrong in ([], ['3'], '3', [3.0], None, [0], [1, -1], {3: 1}):
+        with pytest.raises(ValueError, match='beam_sizes is'):
+            list_of_beam_sizes(wrong)
 
 
 def test_evaluate(model):

@@ -197,8 +197,9 @@ def test_a_start_that_there_is_not(tiny_cfg):
     with pytest.raises(ValueError, match="'self_critical' is 'mean', which goes on from a trained decoder"):
         train({**tiny_cfg, 'self_critical': 'mean'})
     train({**tiny_cfg, 'epochs': 1})
-    with pytest.raises(ValueError, match="with self_critical=None, and the settings say 'greedy'"):
-        train({**tiny_cfg, 'self_critical': 'greedy', 'checkpoint': str(checkpoint_paths({**DEFAULTS, **tiny_cfg})[0])})
+    for name, before, now in ('self_critical', None, 'greedy'), ('encoded_image_size', 4, 2):
+        with pytest.raises(ValueError, match=f'with {name}={before}, and the settings say {now!r}'):
+            train({**tiny_cfg, name: now, 'checkpoint': str(checkpoint_paths({**DEFAULTS, **tiny_cfg})[0])})
 
 
 def test_a_start_from_something_else(tiny_cfg):

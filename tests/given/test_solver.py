@@ -26,7 +26,9 @@ from create_input_files import create_input_files
 from datasets import CaptionDataset
 from lab.data.vocabulary import load_word_map
 from lab.decode.beam_search import Hypothesis
+from lab.decode.evaluate import caption_split
 from lab.decode.metrics import bleu
+from lab.figures import read_histories
 from lab.train import checkpoints, features, forward, inputs
 from lab.train.checkpoints import (
     CaptionModel,
@@ -38,8 +40,9 @@ from lab.train.checkpoints import (
 )
 from lab.train.forward import true_words
 from lab.train.inputs import caption_dataset
+from lab.train.settings import plain
 from solver import DEFAULTS, caption_loss, check_settings, train, train_epoch, validate
-from utils import best_epoch, topk_accuracy
+from utils import atomic_path, best_epoch, read_json, topk_accuracy
 
 KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
 
@@ -69,7 +72,7 @@ def test_unknown_setting_is_named_with_a_near_match():
     *[(name, value) for name in ('embed_dim', 'attention_dim', 'decoder_dim', 'epochs', 'batch_size', 'print_freq',
                                     'accumulate')
       for value in (0, -1, 2.0, True, '4', None)],
-    *[(name, value) for name in ('workers', 'seed') for value in (-1, 0.5, False, None)],
+    *[('seed', value) for value in (-1, 0.5, False, None)], ('epochs', np.float64(2)), ('epochs', np.array([2])),
     *[(name, value) for name in ('encoder_lr', 'decoder_lr') for value in (0, -1e-3, math.inf, math.nan, '1e-3')],
     ('grad_clip', 0), ('grad_clip', -1), ('grad_clip', math.nan), ('alpha_c', -0.1), ('alpha_c', math.inf),
     *[('alpha_c', value) for value in (None, (1.0,), (1.0, -0.1), (True, 1))],
@@ -79,13 +82,39 @@ def test_unknown_setting_is_named_with_a_near_match():
     ('output_folder', 3), ('data_name', 3), ('encoder', 5), ('decoder', 5), ('encoder_weights', 5),
     ('checkpoint', False)])
 def test_impossible_values_are_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=f"setting '{name}' is {re.escape(repr(value))}"):
+    with pytest.raises(ValueError, match=f"setting '{name}' is {re.escape(repr(plain(value)))}"):
         check_settings({name: value})
 
 
 def test_the_bounds_themselves_are_allowed():
-    check_settings(dict(epochs=1, batch_size=1, workers=0, seed=0, dropout=0, alpha_c=0, grad_clip=None,
+    check_settings(dict(epochs=1, batch_size=1, seed=0, dropout=0, alpha_c=0, grad_clip=None,
                         encoder_stride=None, encoded_image_size=None, device='cpu'))
+
+
+def test_values_of_numpy_become_pythons_own():
+    given = dict(epochs=np.int64(3), dropout=np.float32(0.5), alpha_c=np.array([1.0, 0.0]), attention=np.bool_(True),
+                 data_folder=Path('a'), decoder_options=dict(heads=np.int32(2)), device='cpu')
+    cfg = check_settings(given)
+    assert json.loads(json.dumps(cfg)) == cfg
+    assert [cfg[name] for name in given] == [3, 0.5, [1.0, 0.0], True, 'a', dict(heads=2), 'cpu']
+
+
+def test_a_tilde_is_the_home_folder(tiny_cfg, tmp_path, monkeypatch):
+    for name in ('HOME', 'USERPROFILE'):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_cfg['data_folder'], tmp_path / 'data')
+    train({**tiny_cfg, 'data_folder': '~/data', 'output_folder': Path('~/mine'), 'epochs': 1})
+    model = load_models('~/mine', 'Attention')['Attention']
+    assert read_histories('~/mine')['Attention'] == model.history
+    with atomic_path('~/mine/note.json') as path:
+        path.write_text('[1]')
+    assert read_json('~/mine/note.json', '') == [1]
+    assert len(CaptionDataset('~/data', tiny_cfg['data_name'], 'VAL')) == len(
+        caption_split(model, 'VAL', 1, data_folder='~/data', data_name=tiny_cfg['data_name'])) * 5
+    summary = create_input_files('copy', '~/data/dataset_shapes.json', '~/data/images', 5, 1, '~/prepared')
+    assert (tmp_path / 'prepared' / f"WORDMAP_{summary['data_name']}.json").exists()
+    assert not (tmp_path / '~').exists()
 
 
 # --- The loss ---
@@ -671,7 +700,7 @@ def test_a_loss_of_ones_own_is_used_in_training_and_validation(tiny_cfg):
 
 @pytest.mark.parametrize('changes', [
     dict(by_picture=True), dict(by_picture=True, flip=True), dict(cache_features=False, flip=True),
-    dict(fine_tune_encoder=True, flip=True, workers=2), dict(bf16=True), dict(accumulate=3)], ids=str)
+    dict(fine_tune_encoder=True, flip=True), dict(bf16=True), dict(accumulate=3)], ids=str)
 def test_every_way_to_train(tiny_cfg, changes):
     history = train({**tiny_cfg, **changes})
     assert history[1]['train_loss'] < history[0]['train_loss']
@@ -760,7 +789,7 @@ def test_half_precision_comes_close(tiny_cfg, tmp_path, attention):
 
 @pytest.mark.parametrize('attention', KINDS)
 def test_features_in_memory_and_in_files_give_the_same_training(tiny_cfg, tmp_path, monkeypatch, attention):
-    cfg, in_memory, real = {**tiny_cfg, 'attention': attention, 'workers': 2}, [], solver.use_fast_forward
+    cfg, in_memory, real = {**tiny_cfg, 'attention': attention}, [], solver.use_fast_forward
     monkeypatch.setattr(solver, 'use_fast_forward', lambda model, dataset: (
         in_memory.append(dataset.in_memory is not None), real(model, dataset)))
     histories = []
