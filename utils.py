@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 
@@ -43,14 +43,20 @@ def atomic_path(path):
 
 @contextmanager
 def one_process_in(folder):
-    """Within the block no other process is in such a block with the same folder: it waits."""
+    """Within the block no other process is in such a block with the same folder: it waits, and says so."""
     path = Path(folder) / '.lock'
-    with FileLock(path, mode=0o666):  # whoever may write into the folder, whatever his umask
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                path.unlink()
+    lock = FileLock(path, mode=0o666)  # another user may take it, too, whatever the umask
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f'Another process is writing into {folder}: waiting for it.', flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        lock.release()
 
 
 def read_json(path, advice):

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import requests
 from tqdm import tqdm
 
-from utils import atomic_path, read_json
+from utils import atomic_path, one_process_in, read_json
 
 
 class Source(NamedTuple):
@@ -255,7 +255,6 @@ def download(name, folder, mirror=None):
     :param mirror: see :func:`fetch`
     :raises DownloadError: a source cannot be had, is damaged, or the disk is too small
     """
-    folder.mkdir(parents=True, exist_ok=True)
     to_come, disk = needed_space(name, folder)
     free = shutil.disk_usage(folder).free
     print(f'{name}: {to_come / 1e9:.2f} GB to download; with what is unpacked they need {disk / 1e9:.2f} GB of disk, '
@@ -285,7 +284,9 @@ def main(arguments=None):
     folder = Path(options.folder).expanduser() / options.name
     try:
         if not options.check:
-            download(options.name, folder, options.mirror)
+            folder.mkdir(parents=True, exist_ok=True)
+            with one_process_in(folder):
+                download(options.name, folder, options.mirror)
         if not check(options.name, folder):
             return 1
     except ValueError as error:

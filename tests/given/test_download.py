@@ -7,6 +7,7 @@ import shlex
 import shutil
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -142,6 +143,12 @@ def test_a_file_that_breaks_off(coco, tmp_path, server, ranges, capsys):
     # a server without ranges sends all anew; the 500 bytes of its second answer take the place of the 1,000
     begun = ['bytes=1000-', 'bytes=1500-' if ranges else 'bytes=500-']
     assert server.asked[1:4] == [('/zips/train2014.zip', begin) for begin in (None, *begun)]
+
+
+def test_of_two_runs_at_once_one_fetches(coco, tmp_path, server):
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(main, [coco, coco])) == [0, 0]
+    assert files_in(tmp_path / 'coco') == ALL and len(server.asked) == 4
 
 
 def test_another_run_goes_on(coco, tmp_path, server, monkeypatch, capsys):

@@ -112,7 +112,7 @@ def test_a_tilde_is_the_home_folder(tiny_cfg, tmp_path, monkeypatch):
     assert read_json('~/mine/note.json', '') == [1]
     assert len(CaptionDataset('~/data', tiny_cfg['data_name'], 'VAL')) == len(
         caption_split(model, 'VAL', 1, data_folder='~/data', data_name=tiny_cfg['data_name'])) * 5
-    summary = create_input_files('copy', '~/data/dataset_shapes.json', '~/data/images', 5, 1, '~/prepared')
+    summary = create_input_files('copy', '~/data/dataset_shapes.json', '~/data', 5, 1, '~/prepared')
     assert (tmp_path / 'prepared' / f"WORDMAP_{summary['data_name']}.json").exists()
     assert not (tmp_path / '~').exists()
 
