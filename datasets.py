@@ -51,9 +51,9 @@ class CaptionDataset(Dataset):
         captions, caplens = (read_json(path, 'delete it and run create_input_files again') for path in paths[1:])
         with row_file.open_hdf5(self.images_path) as file:
             if 'fingerprint' not in file.attrs:
-                raise ValueError(f'{self.images_path} was not written by create_input_files of this lab, perhaps by '
-                                 'another program with the same file names: run create_input_files into another '
-                                 'folder, and set data_folder to that')
+                raise ValueError(f'{self.images_path} was not written by create_input_files of this lab, but by '
+                                 'another program with the same file names: run create_input_files, which leaves this '
+                                 'file as it is, and set data_name to the name that it prints')
             self.cpi = int(file.attrs['captions_per_image'])
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
