@@ -367,12 +367,12 @@ def never_ending(decoder):
         decoder.fc.bias[-1] = -1e9
 
 
-def searching(models, machine, pictures=32):
+def searching(models, machine, pictures=32, beam_sizes=(1, 3, 5)):
     words = word_map(machine)
     for kind in KINDS:
         setting = Setting(models, machine, kind, 64, pictures)
         never_ending(setting.decoder)
-        for beam_size in (1, 3, 5):
+        for beam_size in beam_sizes:
             def usual(setting=setting, beam_size=beam_size):
                 for i in range(2):  # of the pictures; each five times, once per caption
                     for _ in range(PER_PICTURE):

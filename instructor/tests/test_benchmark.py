@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
-from benchmarks import bench, fast_pieces, textbook
+from benchmarks import bench, fast_pieces, gpu, textbook
 from lab.decode.beam_search import beam_search
 from lab.train.forward import true_words
 from solver import caption_loss
@@ -210,3 +212,56 @@ def test_too_little_disk_space(tmp_path):
                          capture_output=True, text=True)
     assert ran.returncode == 2 and 'take fewer --pictures' in ran.stderr
     assert not list(tmp_path.glob('*.*'))
+
+
+def test_check_of_a_gpu_runs_every_section(tmp_path):
+    ran = subprocess.run([sys.executable, '-m', 'benchmarks.gpu', '--small', '--device=cpu',
+                          f'--output={tmp_path / "gpu.md"}'], cwd=bench.ROOT, capture_output=True, text=True,
+                         env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (tmp_path / 'gpu.md').read_text() in ran.stdout
+    rows = json.loads((tmp_path / 'gpu.json').read_text())['rows']
+
+    def here(part, unit=''):
+        return [row['here'] for row in rows if part in row['what'] and row['unit'] == unit]
+
+    assert here('difference') == [0] * 4  # the CPU from itself
+    for part, unit, count in (('training step', 'captions/s', 12), ('ResNet-101, encoding', 'pictures/s', 2),
+                              ('fine-tuning', 'pictures/s', 2), ('beam 5', 'pictures/s', 2), ('.ipynb', 'minutes', 2)):
+        assert len(here(part, unit)) == count and min(here(part, unit)) > 0
+    resumed = [row for row in rows if 'resumed' in row['what']]
+    assert len(resumed) == 2 and all(row['here'] == row['beside'] > 0 for row in resumed)
+    assert len(here('BLEU-4')) == 8 and all(0 <= score <= 1 for score in here('BLEU-4'))
+
+
+@pytest.mark.parametrize('factor', [1.1, float('nan')])
+def test_wrong_step_of_a_device_is_found(models, monkeypatch, factor):
+    """As by a device whose LSTM computes something else."""
+    made = []
+
+    def setting(*given, **options):
+        made.append(bench.Setting(*given, **options))
+        if len(made) % 2:  # the device's comes before the CPU's
+            made[-1].decoder.decode_step.weight_hh.data *= factor
+        return made[-1]
+
+    monkeypatch.setattr(gpu, 'Setting', setting)
+    rows = gpu.run(gpu.STEPS, models, 'cpu', small=True)
+    assert len(rows) == 4 and all("differs from the CPU's" in row['error'] for row in rows)
+
+
+def test_section_that_fails_or_takes_too_long_leaves_its_error(capsys):
+    def fails(*_):
+        yield gpu.row('done before', '', 0.5)
+        raise ValueError('no\nroom | left')
+
+    def endless(*_):
+        while True:
+            time.sleep(0.01)
+            yield from ()
+
+    rows = gpu.run({'one': (0.2, fails), 'two': (0.2, endless), 'three': (0.2, fails)}, None, 'cpu', small=True)
+    assert [row['what'] for row in rows] == ['done before', 'one', 'two', 'done before', 'three']
+    table = gpu.markdown(rows)
+    assert table.count('no room / left') == 2 and 'OutOfTime' in table
+    assert len({line.count('|') for line in table.splitlines()}) == 1
