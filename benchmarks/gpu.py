@@ -4,7 +4,7 @@ Speeds are at COCO's sizes, as in ``benchmarks.bench``, with random weights and 
 notebooks, by their own settings cells. Each section has a share of the time. One that fails leaves its error in the
 table, the next one goes on, and the exit code is 1. Beside torch 2.11 or newer it needs a few packages only:
 
-    pip install torchvision accelerate h5py nltk scikit-image filelock psutil tqdm && python -m benchmarks.gpu
+    pip install torchvision accelerate h5py scikit-image filelock psutil tqdm && python -m benchmarks.gpu
 
 ``--small`` runs every section with tiny sizes, also on a CPU. ``--device mps`` only compares a training step on Apple's
 GPU with the CPU's.
