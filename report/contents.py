@@ -61,11 +61,11 @@ def read_runs(folders):
         checkpoint is not there; ``seeds``, a dict of ``evaluate.evaluate`` for each seed, with its ``history``
     :raises Missing: no folder, or none with test results
     """
-    folders = [folders] if isinstance(folders, (str, Path)) else folders
+    folders = [Path(folder) for folder in ([folders] if isinstance(folders, (str, Path)) else folders)]
     if not folders:
         raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
-    runs = []
-    for folder in map(Path, folders):
+    runs, ends = [], {folder.name for folder in folders}
+    for folder in folders:
         found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)
         if not found and (folder / 'val_comparison.json').exists():
             raise Missing(f"{folder} has validation scores only: run `compare.ipynb` with `split = 'TEST'`")
@@ -73,7 +73,8 @@ def read_runs(folders):
             raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`; or '
                           "`compare.ipynb` with `split = 'TEST'`")
         if len(folders) > 1:
-            found = [run | dict(name=f'{run["name"]} ({folder.name})') for run in found]
+            place = folder.name if len(ends) == len(folders) else folder
+            found = [run | dict(name=f'{run["name"]} ({place})') for run in found]
         runs += found
     return runs
 
@@ -201,7 +202,7 @@ def bleu_figure(folder):
 def captions(folder, picture):
     """What each model says of a picture; of a test picture also what people say.
 
-    :param picture: as ``caption.ipynb`` has named it: 'test0', or the name of a file without its ending
+    :param picture: the name that ``caption.ipynb`` printed before its captions, such as 'test0'
     """
     said = read_caption(folder, picture)
     rows = [[label(name), caption] for name, caption in said['captions'].items()]

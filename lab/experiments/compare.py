@@ -8,6 +8,7 @@ A comparison that was stopped is resumed. A finished run is trained again only i
 """
 
 import json
+import re
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -163,7 +164,8 @@ def run_settings(name, own, cfg, folder, seed, settings):
     if own.get('start_from'):
         own['start_from'] = str(checkpoint_paths(settings[own['start_from'], seed])[1])
     if teachers := named(own, 'distill'):
-        own['captions'] = str(folder / f'captions_by_{"_and_".join(map(folder_name, teachers))}.json')
+        # no hyphen is in a folder's name: 'a' and 'b' are not the run 'a and b'
+        own['captions'] = str(folder / f'captions_by_{"-and-".join(map(folder_name, teachers))}.json')
         del own['distill']
     return check_settings({**cfg, **own, 'checkpoint': None, 'seed': seed,
                            'output_folder': str(folder / folder_name(name) / f'seed_{seed}')})
@@ -197,7 +199,7 @@ def teacher_captions(teachers, cfg):
     path = Path(cfg['captions'])
     if path.exists() and read_json(path, AGAIN)['provenance'] == distillation.provenance(teachers):
         return
-    print(f'== {path.stem.replace("_", " ")} ==', flush=True)
+    print(f'== {re.sub("[_-]", " ", path.stem)} ==', flush=True)
     distillation.distill(path, teachers, device=cfg['device'])
 
 
