@@ -21,8 +21,13 @@ def lit(image, alpha, highest=None):
     :param highest: the weight that leaves the picture as it is, while 0 darkens it. None: the greatest weight of this
         map leaves it as it is, its least one darkens it
     :return: (H, W, 3) uint8
+    :raises ValueError: weights that are NaN or infinite
     """
-    smooth = resize(np.asarray(alpha, dtype=float), image.shape[:2], order=3, mode='edge', clip=True)
+    alpha = np.asarray(alpha, dtype=float)
+    if not np.isfinite(alpha).all():
+        raise ValueError('the attention weights hold NaN or infinity and cannot be drawn: the attention divides by '
+                         'zero, or the training diverged')
+    smooth = resize(alpha, image.shape[:2], order=3, mode='edge', clip=True)
     low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
     light = (1 - (high - smooth) / max(high - low, 1e-12)).clip(0, 1)
     return (image * (DARKEST + (1 - DARKEST) * light[..., np.newaxis])).astype(np.uint8)

@@ -430,6 +430,15 @@ def test_text_of_data_is_drawn_as_it_is(tmp_path):
     save_gif(picture(), [text], number, tmp_path / 'spoken.gif')
 
 
+@pytest.mark.parametrize('weight', [np.nan, np.inf])
+def test_attention_that_is_no_number_is_refused(tmp_path, weight):
+    given = picture(), ['a'], np.full((1, 2, 2), weight)
+    for draw, more in ((plot_attention, ()), (save_gif, [tmp_path / 'spoken.gif'])):
+        with pytest.raises(ValueError, match='the attention weights hold NaN or infinity'):
+            draw(*given, *more)
+    assert not plt.get_fignums() and not list(tmp_path.iterdir())
+
+
 def test_save_figure(tmp_path):
     path = tmp_path / 'new folder' / 'figure.png'
     for _ in range(2):  # the second time over the first
