@@ -1,6 +1,7 @@
-"""Small helpers shared by every step: atomic files, JSON, sentences, seeds, eval mode, packed scores, averages."""
+"""Small helpers shared by every step: atomic files, JSON, text, seeds, eval mode, packed scores, averages."""
 
 import errno
+import html
 import json
 import os
 import random
@@ -74,6 +75,28 @@ def read_json(path, advice):
 def sentence(words):
     """Words as people write them: with spaces between them, but none beside a Chinese character."""
     return re.sub(r' (?=[\u3000-\u9fff\uff00-\uffef])|(?<=[\u3000-\u9fff\uff00-\uffef]) ', '', ' '.join(words))
+
+
+def as_text(text):
+    """Text of data (a caption, a name) for HTML or Markdown, which then show it as it is.
+
+    Marks of HTML and Markdown become character references. MathJax looks for formulas where these are characters again,
+    but only within one element, so what a formula begins with gets an element of its own.
+    """
+    text = html.escape(' '.join(str(text).split()), quote=False)
+    marks = r'[`*|~[]|:(?=//)|(?<=www)\.|(?<![^\W_])_|_(?![^\W_])'  # not the _ in a_b, which marks nothing
+    text = re.sub(marks, lambda match: f'&#{ord(match[0])};', text)
+    return re.sub(r'[$\\]', lambda match: f'<span>&#{ord(match[0])};</span>', text)
+
+
+def markdown_table(header, rows, align='---:'):
+    """A Markdown table.
+
+    :param header, rows: lists of str, text that is shown as it is
+    :param align: of all columns but the first; numbers are on the right
+    """
+    lines = [map(as_text, header), [':---', *[align] * (len(header) - 1)], *(map(as_text, row) for row in rows)]
+    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
 def seed_everything(seed):

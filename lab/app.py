@@ -4,7 +4,6 @@
 """
 
 import argparse
-import html
 import json
 import os
 import sys
@@ -24,7 +23,7 @@ from lab.data.images import ImageFileError, open_image, squash
 from lab.decode.evaluate import caption_image
 from lab.figures import label, lit, read_histories
 from lab.train.checkpoints import load_models
-from utils import sentence
+from utils import as_text, sentence
 
 SHOWN = 320  # longest side of a picture on the page, in pixels
 # Bytes of a file that gets through to Jupyter, whose messages end at 10 MiB, and to the page, which is set to more.
@@ -73,7 +72,7 @@ def figure_html(pixels, title, side):
     return (f'<figure style="display: inline-block; margin: 0 8px 8px 0; text-align: center; line-height: 1.5">'
             f'<img style="display: block; max-width: {side}px; max-height: {side}px" '
             f'src="data:image/jpeg;base64,{b64encode(file.getvalue()).decode()}">'
-            f'<figcaption>{html.escape(title)}</figcaption></figure>')
+            f'<figcaption>{as_text(title)}</figcaption></figure>')
 
 
 class SpokenCaption(VBox):
@@ -87,12 +86,12 @@ class SpokenCaption(VBox):
         self.maps = [HTML(figure_html(*shown, 110)) for shown in attention_maps(picture, found)]
         self.text, self.shown = HTML(), Box(layout=Layout(flex_flow='row wrap'))
         remark = ' (no maps: it sees the picture once, before its first word)' if found['alphas'] is None else ''
-        super().__init__([HTML(f'<b>{html.escape(title)}</b>{remark}'), self.text, self.shown],
+        super().__init__([HTML(f'<b>{as_text(title)}</b>{remark}'), self.text, self.shown],
                          layout=Layout(flex='1 1 240px', min_width='0'))
 
     def say(self, number):
         """Show the first ``number`` words."""
-        self.text.value = f'<span style="font-size: 130%">{html.escape(sentence(self.words[:number]))}</span>'
+        self.text.value = f'<span style="font-size: 130%">{as_text(sentence(self.words[:number]))}</span>'
         self.shown.children = self.maps[:number]
 
 
@@ -127,18 +126,18 @@ def form(models, largest=LARGEST):
             return
         play.playing, columns.children, picture.value = False, (), ''
         name, content = chosen_file(upload)
-        message.value = html.escape(f'The models look at {name} ...')
+        message.value = as_text(f'The models look at {name} ...')
         ticked = {key: models[key] for key, box in chosen.items() if box.value}
         try:
             pixels, found = describe(content, ticked, beam_size.value, name)
+            spoken = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
         except ImageFileError as error:
-            message.value = html.escape(str(error))
+            message.value = as_text(str(error))
             return
         except Exception as error:  # of a TODO, say; raised in a form, nobody would see it
-            message.value = html.escape(f'{type(error).__name__}: {error}')
+            message.value = as_text(f'{type(error).__name__}: {error}')
             return
-        message.value, picture.value = '', figure_html(pixels, name, 240)
-        columns.children = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
+        message.value, picture.value, columns.children = '', figure_html(pixels, name, 240), spoken
         number.max = play.max = max((len(column.words) for column in columns.children), default=0)
         number.value = play.value = 0
         play.playing = True  # to ipywidgets 7 this means nothing: there a person presses the button

@@ -17,11 +17,11 @@ from IPython.display import HTML, Markdown
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lab.experiments.compare import folder_name, markdown, score_cells  # noqa: E402  the path comes first
+from lab.experiments.compare import folder_name, score_cells  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
 from solver import DEFAULTS  # noqa: E402
-from utils import read_json, sentence  # noqa: E402
+from utils import as_text, markdown_table, read_json, sentence  # noqa: E402
 
 # settings that change no result
 NOT_SHOWN = ('device', 'checkpoint', 'output_folder', 'print_freq')
@@ -47,7 +47,7 @@ def said_in_its_place(function):
 
 def note(sentence):
     """A sentence about something missing, as HTML; what is in backquotes becomes code."""
-    sentence = re.sub('`(.+?)`', r'<code>\1</code>', html.escape(str(sentence), quote=False))
+    sentence = re.sub('&#96;(.+?)&#96;', r'<code>\1</code>', as_text(sentence))
     return f'<p class="missing">{sentence}</p>'
 
 
@@ -61,11 +61,11 @@ def read_runs(folders):
         checkpoint is not there; ``seeds``, a dict of ``evaluate.evaluate`` for each seed, with its ``history``
     :raises Missing: no folder, or none with test results
     """
-    folders = [folders] if isinstance(folders, (str, Path)) else folders
+    folders = [Path(folder) for folder in ([folders] if isinstance(folders, (str, Path)) else folders)]
     if not folders:
         raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
-    runs = []
-    for folder in map(Path, folders):
+    runs, ends = [], {folder.name for folder in folders}
+    for folder in folders:
         found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)
         if not found and (folder / 'val_comparison.json').exists():
             raise Missing(f"{folder} has validation scores only: run `compare.ipynb` with `split = 'TEST'`")
@@ -73,7 +73,8 @@ def read_runs(folders):
             raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`; or '
                           "`compare.ipynb` with `split = 'TEST'`")
         if len(folders) > 1:
-            found = [run | dict(name=f'{run["name"]} ({folder.name})') for run in found]
+            place = folder.name if len(ends) == len(folders) else folder
+            found = [run | dict(name=f'{run["name"]} ({place})') for run in found]
         runs += found
     return runs
 
@@ -120,7 +121,7 @@ def image(png, caption):
     with Image.open(io.BytesIO(png)) as opened:
         inches = opened.width / opened.info['dpi'][0]  # as large as it was drawn
     return (f'<figure><img src="data:image/png;base64,{data}" width="{96 * inches:.0f}" alt="{html.escape(caption)}">'
-            f'<figcaption>{html.escape(caption)}</figcaption></figure>')
+            f'<figcaption>{as_text(caption)}</figcaption></figure>')
 
 
 def drawn(figure, caption):
@@ -141,9 +142,9 @@ def drawn(figure, caption):
 def settings_table(folders):
     """The settings that are not the default in every run."""
     names, values = all_settings(read_runs(folders))
-    rows = [[f'`{key}`', *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
+    rows = [[key, *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
             if set(map(str, of_runs)) - {str(DEFAULTS[key]), UNUSED}]
-    return table(markdown(['setting', *names, 'default'], rows),
+    return table(markdown_table(['setting', *names, 'default'], rows),
                  'Settings that are not the default of <code>solver.py</code> in all of these runs. '
                  f'{UNUSED}: this decoder does not use it.')
 
@@ -152,9 +153,9 @@ def settings_table(folders):
 def settings_compared(folders):
     """The settings in which the runs differ from each other."""
     names, values = all_settings(read_runs(folders))
-    rows = [[f'`{key}`', *map(str, of_runs)] for key, of_runs in values.items()
+    rows = [[key, *map(str, of_runs)] for key, of_runs in values.items()
             if len(set(map(str, of_runs)) - {UNUSED}) > 1]
-    return table(markdown(['setting', *names], rows),
+    return table(markdown_table(['setting', *names], rows),
                  'Settings in which the compared runs differ. All others are the same.')
 
 
@@ -201,15 +202,14 @@ def bleu_figure(folder):
 def captions(folder, picture):
     """What each model says of a picture; of a test picture also what people say.
 
-    :param picture: as ``caption.ipynb`` has named it: 'test0', or the name of a file without its ending
+    :param picture: the name that ``caption.ipynb`` printed before its captions, such as 'test0'
     """
     said = read_caption(folder, picture)
     rows = [[label(name), caption] for name, caption in said['captions'].items()]
     if re.fullmatch(r'test\d+', picture):
         references = read_runs(folder)[0]['seeds'][0]['captions'][int(picture[4:])]['references']
         rows += [['' if i else 'people', sentence(tokens)] for i, tokens in enumerate(references)]
-    lines = [['', f'caption of {picture}'], [':---', ':---'], *([who, html.escape(text)] for who, text in rows)]
-    return table('\n'.join(f'| {who} | {text} |' for who, text in lines),
+    return table(markdown_table(['', f'caption of {picture}'], rows, align=':---'),
                  f'What is said of the picture, the models with beam {said["beam_size"]}.')
 
 
@@ -262,7 +262,7 @@ def scores_compared(folders):
         rows.append([run['name'], f"{seeds[0]['parameters']:,}", str(len(seeds)),
                      *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
                      *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
-    return table(markdown(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
+    return table(markdown_table(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
                            f'CIDEr-D, beam {beams[middle]}', 'minutes'], rows),
                  'Test scores of the compared runs, mean ± standard deviation over the seeds. '
                  'Minutes: of one training.')
@@ -289,7 +289,7 @@ def decoders_compared(folder):
         by_chance = f', {chances[0]:.1%} by chance' if chances else ''
         caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
                     f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
-    return table(markdown(['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D',
+    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D',
                            *['named', 'pointing'] * bool(truth)], rows), caption)
 
 

@@ -162,7 +162,7 @@ def still_open(notebook):
     shown = ''.join(text for cell in notebook.cells for output in cell.get('outputs', [])
                     for kind, text in output.get('data', {}).items() if kind in ('text/html', 'text/markdown'))
     missing = dict.fromkeys(re.findall(r'<p class="missing">(.*?)</p>', shown))
-    return found + [html.unescape(re.sub('</?code>', '`', sentence)) for sentence in missing]
+    return found + [html.unescape(re.sub('</?span>', '', re.sub('</?code>', '`', sentence))) for sentence in missing]
 
 
 def main():

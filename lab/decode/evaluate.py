@@ -6,6 +6,9 @@
 
 import argparse
 import json
+import operator
+import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,7 +24,7 @@ from lab.decode.beam_search import beam_search
 from lab.decode.cider import CiderD
 from lab.decode.metrics import bleu
 from lab.train import distributed
-from lab.train.checkpoints import load_models
+from lab.train.checkpoints import file_digest, load_models
 from lab.train.forward import encode
 from lab.train.inputs import caption_dataset
 from utils import atomic_path, best_epoch, evaluating, read_json
@@ -120,17 +123,26 @@ def find_picture(model, picture, split='TEST'):
     """One picture of a split, or a file.
 
     :param picture: its number in the split, from 0; or the path of a file
-    :return: a label for file names ('test0', or the file's name without suffix), and uint8 pixels (3, 256, 256)
-    :raises ValueError: the split has no such number
+    :return: its name for files of results, and uint8 pixels (3, 256, 256). The name is 'test0' for a number; for a file
+        its own with six digits of its content, 'dog-3fa2b1': two files may be called dog.jpg
+    :raises ValueError: the split has no such number, or this is neither number nor path
     :raises images.ImageFileError: the file is not a readable picture
     """
-    if not isinstance(picture, int):
-        return Path(picture).stem, torch.from_numpy(load_image(picture))
+    if isinstance(picture, (str, os.PathLike)):
+        path = Path(os.path.expanduser(picture))
+        pixels = torch.from_numpy(load_image(path))
+        stem = re.sub(r'\W', '_', path.stem)[:40]
+        return f'{stem}-{file_digest(path)[:6]}', pixels
+    try:
+        number = operator.index(picture)
+    except TypeError:
+        raise ValueError(f'pictures holds {picture!r}; it must hold numbers of pictures in the {split.lower()} split, '
+                         'from 0, or paths of files') from None
     dataset = CaptionDataset(model.settings['data_folder'], model.settings['data_name'], split)
-    if not 0 <= picture < len(dataset.names):
-        raise ValueError(f'there is no picture {picture}: the {split.lower()} split has {len(dataset.names)}, '
+    if not 0 <= number < len(dataset.names):
+        raise ValueError(f'there is no picture {number}: the {split.lower()} split has {len(dataset.names)}, '
                          f'0 to {len(dataset.names) - 1}')
-    return f'{split.lower()}{picture}', dataset.image(picture)
+    return f'{split.lower()}{number}', dataset.image(number)
 
 
 def caption_image(model, image, beam_size=3, max_len=50):

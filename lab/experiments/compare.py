@@ -8,6 +8,7 @@ A comparison that was stopped is resumed. A finished run is trained again only i
 """
 
 import json
+import re
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -34,7 +35,7 @@ from lab.train.inputs import some_captions
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest, open_todo
 from solver import check_settings, train
-from utils import atomic_path, best_epoch, read_json, sentence
+from utils import atomic_path, best_epoch, markdown_table, read_json, sentence
 
 # the fingerprints cover the data and the files; the others change no result
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device',
@@ -163,7 +164,8 @@ def run_settings(name, own, cfg, folder, seed, settings):
     if own.get('start_from'):
         own['start_from'] = str(checkpoint_paths(settings[own['start_from'], seed])[1])
     if teachers := named(own, 'distill'):
-        own['captions'] = str(folder / f'captions_by_{"_and_".join(map(folder_name, teachers))}.json')
+        # no hyphen is in a folder's name: 'a' and 'b' are not the run 'a and b'
+        own['captions'] = str(folder / f'captions_by_{"-and-".join(map(folder_name, teachers))}.json')
         del own['distill']
     return check_settings({**cfg, **own, 'checkpoint': None, 'seed': seed,
                            'output_folder': str(folder / folder_name(name) / f'seed_{seed}')})
@@ -197,7 +199,7 @@ def teacher_captions(teachers, cfg):
     path = Path(cfg['captions'])
     if path.exists() and read_json(path, AGAIN)['provenance'] == distillation.provenance(teachers):
         return
-    print(f'== {path.stem.replace("_", " ")} ==', flush=True)
+    print(f'== {re.sub("[_-]", " ", path.stem)} ==', flush=True)
     distillation.distill(path, teachers, device=cfg['device'])
 
 
@@ -259,12 +261,6 @@ def mean_and_std(values):
     return f'{mean(values):.3f}{spread}'
 
 
-def markdown(header, rows):
-    """A Markdown table; the numbers in all columns but the first are on the right."""
-    lines = [header, [':---', *['---:'] * (len(header) - 1)], *rows]
-    return ''.join('| ' + ' | '.join(cell.replace('|', '\\|') for cell in line) + ' |\n' for line in lines)
-
-
 def metric_names(results):
     """CIDEr-D, and those of the other metrics that at least one result has."""
     rows = [row for result in results for seed in result['seeds'] for row in seed['scores']]
@@ -295,7 +291,7 @@ def comparison_table(results):
                      *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
                      *score_cells(seeds, beams.index(shown), metrics),
                      f'{minutes:.1f}' if minutes else ''])
-    return markdown(['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
+    return markdown_table(['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
                      *(f'{metric}, beam {shown}' for metric in metrics), 'minutes'], rows)
 
 
@@ -305,7 +301,7 @@ def beam_table(results):
     :param results: of :func:`compare`
     """
     metrics = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', *metric_names(results)]
-    return markdown(['decoder', 'beam', *metrics], [
+    return markdown_table(['decoder', 'beam', *metrics], [
         ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], i, metrics)]
         for result in results for i, row in enumerate(result['seeds'][0]['scores'])])
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from skimage.transform import resize
 
-from lab.figures.style import COLORS, WIDTH, use_font_for, wrap
+from lab.figures.style import COLORS, WIDTH, drawable
 from utils import atomic_path, sentence
 
 DARKEST = 0.25  # what is left of a pixel that got no attention
@@ -21,8 +21,13 @@ def lit(image, alpha, highest=None):
     :param highest: the weight that leaves the picture as it is, while 0 darkens it. None: the greatest weight of this
         map leaves it as it is, its least one darkens it
     :return: (H, W, 3) uint8
+    :raises ValueError: weights that are NaN or infinite
     """
-    smooth = resize(np.asarray(alpha, dtype=float), image.shape[:2], order=3, mode='edge', clip=True)
+    alpha = np.asarray(alpha, dtype=float)
+    if not np.isfinite(alpha).all():
+        raise ValueError('the attention weights hold NaN or infinity and cannot be drawn: the attention divides by '
+                         'zero, or the training diverged')
+    smooth = resize(alpha, image.shape[:2], order=3, mode='edge', clip=True)
     low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
     light = (1 - (high - smooth) / max(high - low, 1e-12)).clip(0, 1)
     return (image * (DARKEST + (1 - DARKEST) * light[..., np.newaxis])).astype(np.uint8)
@@ -43,25 +48,26 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :param probabilities: (len(words),), or None
     :param gate: (len(words),) beta, its mean over the channels, or None
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
+    :raises ValueError: weights that are NaN or infinite
     """
-    use_font_for(''.join(words))
-    alphas = np.asarray(alphas)
+    columns, alphas = min(5, len(words) + 1), np.asarray(alphas)
+    caption, words = drawable([sentence(words)], 23 * columns)[0], drawable(words)
+    highest = None if scale == 'word' or not words else alphas.max()
+    maps = [lit(image, alpha, highest) for alpha in alphas]
     bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'), (gate, 'mean β', 'how open the gate is')]
     bars = [bar for bar in bars if bar[0] is not None]
-    columns = min(5, len(words) + 1)
     rows = -(-(len(words) + 1) // columns)
     heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
     figure = plt.figure(figsize=(WIDTH * columns / 5, 0.4 + sum(heights)))
-    maps, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
-    axes = maps.subplots(rows, columns, squeeze=False).flat
+    above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
+    axes = above.subplots(rows, columns, squeeze=False).flat
     for ax in axes:
         ax.set(xticks=[], yticks=[], frame_on=False)
-    highest = None if scale == 'word' or not words else alphas.max()
     axes[0].imshow(image)
     axes[0].set_title('picture\n' + ('each map: its own scale' if highest is None else f'all maps: 0 to {highest:.0%}'))
     chances = [''] * len(words) if probabilities is None else [f'p {p:.2f}, ' for p in probabilities]
-    for ax, word, alpha, chance in zip(axes[1:], words, alphas, chances, strict=False):
-        ax.imshow(lit(image, alpha, highest))
+    for ax, word, shown, alpha, chance in zip(axes[1:], words, maps, alphas, chances, strict=False):
+        ax.imshow(shown)
         ax.set_title(f'{word}\n{chance}peak {alpha.max():.0%}')
     for part, (values, ylabel, title) in zip(below, bars, strict=True):
         ax = part.subplots()
@@ -69,7 +75,7 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
         ax.set_xticks(range(len(words)), words, rotation=45, ha='right', rotation_mode='anchor')
         ax.set(ylim=(0, 1), ylabel=ylabel, title=title)
         ax.grid(axis='x', visible=False)
-    figure.suptitle(wrap(sentence(words), 23 * columns))
+    figure.suptitle(caption)
     return figure
 
 
@@ -80,7 +86,7 @@ def save_gif(image, words, alphas, path, seconds=0.7):
     :param path: of the GIF
     :param seconds: how long each word is shown
     """
-    use_font_for(''.join(words))
+    said = drawable([sentence(words[:n + 1]) for n in range(len(words) + 1)], 42)
     figure = Figure(figsize=(3, 4), dpi=100, layout='none')
     canvas, ax = FigureCanvasAgg(figure), figure.add_axes((0, 0.25, 1, 0.75))
     ax.axis('off')
@@ -88,10 +94,11 @@ def save_gif(image, words, alphas, path, seconds=0.7):
     word = figure.text(0.03, 0.23, '', va='top', fontsize=12)
     spoken = figure.text(0.03, 0.16, '', va='top')
     frames = []
-    for n, alpha in enumerate([*alphas, None], 1):  # at last the picture and the whole caption
-        shown.set_data(image if alpha is None else lit(image, alpha))
-        word.set_text('' if alpha is None else words[n - 1])
-        spoken.set_text(wrap(sentence(words[:n]), 42))
+    maps = [*(lit(image, alpha) for alpha in alphas), image]  # at last the picture and the whole caption
+    for pixels, last_word, text in zip(maps, [*drawable(words), ''], said, strict=True):
+        shown.set_data(pixels)
+        word.set_text(last_word)
+        spoken.set_text(text)
         canvas.draw()
         frame = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
         frames.append(frame.quantize(method=Image.Quantize.FASTOCTREE))  # gives the smallest files
@@ -159,10 +166,9 @@ def places_for_words(per_word, at_least):
     often = {word: values for word, values in per_word.items() if len(values) >= at_least} or per_word
     means = {word: np.atleast_1d(np.mean(values, axis=0)) for word, values in often.items()}
     means = dict(sorted(means.items(), key=lambda item: -item[1][0]))
-    use_font_for(''.join(means))
+    names = drawable(f'{word} ({len(per_word[word])})' for word in means)
     figure, axes = plt.subplots(figsize=(np.clip(0.22 * len(means) + 0.8, 4, WIDTH), 2.8))
-    axes.set_xticks(range(len(means)), [f'{word} ({len(per_word[word])})' for word in means], rotation=60, ha='right',
-                    rotation_mode='anchor')
+    axes.set_xticks(range(len(means)), names, rotation=60, ha='right', rotation_mode='anchor')
     axes.set(ylim=(0, 1))
     axes.grid(axis='x', visible=False)
     return figure, axes, means

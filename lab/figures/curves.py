@@ -4,8 +4,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from lab.figures.style import DECODER_NAMES, WIDTH, label, line_styles, use_font_for, wrap
-from utils import best_epoch, read_json
+from lab.figures.style import DECODER_NAMES, WIDTH, drawable, label, line_styles
+from utils import best_epoch, markdown_table, read_json
 
 
 def read_histories(folder):
@@ -31,7 +31,7 @@ def plot_history(histories, begins=None, training=True):
         which not all runs have
     """
     runs = {name: seeds if isinstance(seeds[0], list) else [seeds] for name, seeds in histories.items()}
-    use_font_for(' '.join(runs))
+    names, lines = dict(zip(runs, drawable(map(label, runs)), strict=True)), {}
     recorded = all('val_cross_entropy' in history[0] for seeds in runs.values() for history in seeds)
     loss = 'val_loss' if training or not recorded else 'val_cross_entropy'
     panels = {loss: ('loss' if loss == 'val_loss' else 'cross-entropy', 'train_loss', '--'),
@@ -44,7 +44,8 @@ def plot_history(histories, begins=None, training=True):
                 epochs, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
                 line = style | dict(alpha=0.4 if seed else 1)
                 thin = line | dict(marker='' if len(history) > 1 else '.', linewidth=1)
-                axes.plot(epochs, values, label=None if seed else label(name), **line)
+                drawn, = axes.plot(epochs, values, label=None if seed else names[name], **line)
+                lines.setdefault(name, drawn)
                 if last and key in last:
                     axes.plot([before, epochs[0]], [last[key], values[0]], ':', **thin)
                 # self-critical training has minus CIDEr-D for its loss, and no accuracy
@@ -55,7 +56,7 @@ def plot_history(histories, begins=None, training=True):
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    handles, names = axes_of[0].get_legend_handles_labels()
+    handles, names = [*lines.values()], [*names.values()]
     if training:
         kinds = {'training': '--', 'validation': '-', 'teacher forcing': ':', 'best': '*'}
         handles += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
@@ -70,23 +71,22 @@ def plot_bleu(results):
 
     :param results: list of dicts of ``evaluate.evaluate``
     """
-    names = [wrap(label(result['model']), 28) for result in results]
-    use_font_for(' '.join(names))
+    names = drawable([label(result['model']) for result in results], 28)
     height = max(4.4, 0.32 * len('\n'.join(names).splitlines()))  # the legend must find room in one of two rows
     figure, axes_of = plt.subplots(2, 3, figsize=(WIDTH, height))
     *panels, legend = axes_of.flat
     styles = line_styles([result['model'] for result in results])
     tested = sorted({row['beam_size'] for result in results for row in result['scores']})
     for axes, key in zip(panels, ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'words'), strict=True):
-        for result, name in zip(results, names, strict=True):
+        for result in results:
             beams = [row['beam_size'] for row in result['scores']]
-            axes.plot(beams, [row[key] for row in result['scores']], label=name, **styles[result['model']])
+            axes.plot(beams, [row[key] for row in result['scores']], **styles[result['model']])
         axes.set(title=key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
-    axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':', label='people')
+    axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':')
     axes.set(title='words per caption')
     legend.axis('off')
-    legend.legend(*axes.get_legend_handles_labels(), loc='center').set_in_layout(False)
+    legend.legend(axes.lines, [*names, 'people'], loc='center').set_in_layout(False)
     return figure
 
 
@@ -95,12 +95,11 @@ def bleu_table(results):
 
     :param results: list of dicts of ``evaluate.evaluate``
     """
-    rows = ['| decoder | parameters | best epoch | beam | BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | seconds |',
-            '|:---|---:|---:|---:|---:|---:|---:|---:|---:|']
+    rows = []
     for result in results:
         best = result['best_epoch'] or ''  # an ensemble has none
         for score in result['scores']:
-            bleus = ' | '.join(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4))
-            rows.append(f"| {label(result['model'])} | {result['parameters']:,} | {best} "
-                        f"| {score['beam_size']} | {bleus} | {score['seconds']:.1f} |")
-    return '\n'.join(rows)
+            rows.append([label(result['model']), f"{result['parameters']:,}", best, score['beam_size'],
+                         *(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4)), f"{score['seconds']:.1f}"])
+    return markdown_table(['decoder', 'parameters', 'best epoch', 'beam', 'BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4',
+                           'seconds'], rows)

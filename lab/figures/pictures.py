@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from lab.data.row_file import open_hdf5
-from lab.figures.style import WIDTH, use_font_for, wrap
+from lab.figures.style import WIDTH, drawable
 
 
 def load_images(path, numbers):
@@ -40,8 +40,8 @@ def plot_sheet(rows, columns=3):
 
     :param rows: list of (name, images, titles): the row's name, list of (H, W, 3) uint8, list of str, one per image
     """
-    use_font_for(' '.join(title for _, _, titles in rows for title in titles))
-    rows = [(name, images, [wrap(title, 38) for title in titles]) for name, images, titles in rows]
+    texts = iter(drawable([text for name, _, titles in rows for text in (name, *titles)], 38))
+    rows = [(next(texts), images, [next(texts) for _ in titles]) for _, images, titles in rows]
     lines = [max([len(title.splitlines()) for title in titles], default=0) for _, _, titles in rows]
     heights = [WIDTH / columns + 0.145 * count for count in lines]
     figure, axes = plt.subplots(len(rows), columns, figsize=(WIDTH, sum(heights)), height_ratios=heights, squeeze=False)
@@ -61,8 +61,7 @@ def plot_side_by_side(images, texts):
     :param images: list of (H, W, 3) uint8
     :param texts: list of str, one per image; long lines are broken
     """
-    use_font_for(' '.join(texts))
-    texts = [wrap(text, 100, indent='    ') for text in texts]
+    texts = drawable(texts, 100, indent='    ')
     heights = [max(1.4, 0.3 + 0.135 * len(text.splitlines())) for text in texts]
     figure, axes = plt.subplots(len(images), 2, figsize=(WIDTH, sum(heights)), squeeze=False, width_ratios=[2, 8],
                                 height_ratios=heights)

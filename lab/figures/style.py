@@ -51,12 +51,21 @@ def line_styles(names):
             for i, name in enumerate(dict.fromkeys([*ours, *names])) if name in names}
 
 
-def wrap(text, width, indent=''):
-    """Break long lines.
+def drawable(texts, width=None, indent=''):
+    """Texts of data (captions, words, names) for a figure that is made after this call. It shows them as they are:
+    matplotlib would take what stands between two $ for a formula. A font is chosen that has their characters.
 
-    :param width: in Latin letters; a Chinese character is as wide as two
+    :param width: break longer lines; in Latin letters, a Chinese character is as wide as two. None: break none
     :param indent: before each line that goes on
+    :return: list of str
     """
+    texts = list(texts)
+    use_font_for(''.join(texts))
+    return [(text if width is None else wrap(text, width, indent)).replace('$', r'\$') for text in texts]
+
+
+def wrap(text, width, indent=''):
+    """Break long lines, see :func:`drawable`."""
     width = width // 2 if CHINESE.search(text) else width
     return '\n'.join(textwrap.fill(line, width, subsequent_indent=indent) for line in text.splitlines())
 

@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw
 from lab import app
 from lab.data.images import ImageFileError
 from lab.decode.evaluate import caption_image
+from lab.figures import lit
 from lab.train.checkpoints import load_models
 from solver import train
 
@@ -151,10 +152,16 @@ def test_an_error_of_a_decoder_is_seen(models, phone_photo, monkeypatch):
     def mistaken(*_):
         raise RuntimeError('shapes <4> and <5>')
 
-    monkeypatch.setattr(models['Attention'].decoder, 'step', mistaken)
-    form = app.form(models)
-    choose(form, 'phone.jpg', phone_photo.read_bytes())
-    assert 'RuntimeError: shapes &lt;4&gt; and &lt;5&gt;' in said(form)
+    def without_numbers(picture, _):
+        return lit(picture, [[np.nan]])
+
+    for name, function, message in (('caption_image', mistaken, 'RuntimeError: shapes &lt;4&gt; and &lt;5&gt;'),
+                                    ('lit', without_numbers, 'ValueError: the attention weights hold NaN')):
+        with monkeypatch.context() as patch:
+            patch.setattr(app, name, function)
+            form = app.form(models)
+            choose(form, 'phone.jpg', phone_photo.read_bytes())
+            assert message in said(form) and not parts(form, app.SpokenCaption)
 
 
 def test_a_file_as_ipywidgets_7_gives_it():

@@ -314,11 +314,10 @@ def test_what_is_still_to_be_written_is_said_first(cfg, tmp_path, monkeypatch):
             compare({'a': {}, 'b': own}, cfg, tmp_path)
 
 
-def test_a_name_with_a_bar():
-    seed = dict(parameters=1, best_epoch=1, epochs=1, captions_beam_size=1, train_seconds=60,
-                scores=[{f'BLEU-{n}': 0.5 for n in (1, 2, 3, 4)} | {'beam_size': 1, 'CIDEr-D': 0.75}])
-    for table in (comparison_table, beam_table):
-        assert '| a \\| b |' in table([dict(name='a | b', seeds=[seed])])
+def test_captions_by_two_runs_and_by_one_with_both_names(cfg, tmp_path):
+    runs = {'a': {}, 'b': {}, 'a and b': {}, 'by two': dict(distill=['a', 'b']), 'by one': dict(distill='a and b')}
+    settings = module.all_settings(runs, cfg, tmp_path, (0,), 'TEST')
+    assert settings['by two', 0]['captions'] != settings['by one', 0]['captions']
 
 
 def test_the_best_weights_of_each_seed(cfg, tmp_path, monkeypatch):

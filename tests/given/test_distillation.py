@@ -151,7 +151,7 @@ def test_a_comparison_distills(tiny_cfg, tmp_path, capsys, quick):
             'too': dict(distill=['plain', 'soft'], epochs=1)}
     results = compare(runs, cfg, tmp_path, seeds=(0, 1), beam_sizes=(1,))
     assert [len(result['seeds']) for result in results] == [2, 2, 2, 2]
-    captions = tmp_path / 'captions_by_plain_and_soft.json'
+    captions = tmp_path / 'captions_by_plain-and-soft.json'
     best = [checkpoint_paths({**DEFAULTS, **cfg, 'attention': attention, 'output_folder': tmp_path / folder})[1]
             for folder, attention in (('plain/seed_0', False), ('plain/seed_1', False), ('soft/seed_0', True),
                                       ('soft/seed_1', True))]

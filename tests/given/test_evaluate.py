@@ -1,6 +1,7 @@
 """Captions of a split and of one picture, and the scores over them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -189,13 +190,23 @@ def test_no_picture(models, tmp_path):
         caption_image(models[True], tmp_path / 'text.png')
 
 
-def test_find_picture(models, tiny_data, tmp_path):
+def test_find_picture(models, tiny_data, tmp_path, monkeypatch):
     dataset = CaptionDataset(**tiny_data, split='TEST')
-    label, pixels = find_picture(models[True], 5)
-    assert label == 'test5' and torch.equal(pixels, dataset.image(5))
-    path = Path(tiny_data['data_folder']) / dataset.names[4]
-    label, pixels = find_picture(models[True], str(path))
-    assert label == path.stem and torch.equal(pixels, dataset.image(4))
+    for number in (5, np.int64(5)):
+        name, pixels = find_picture(models[True], number)
+        assert name == 'test5' and torch.equal(pixels, dataset.image(5))
+    for folder, number in (('one', 4), ('two', 3), ('three', 4)):
+        (tmp_path / folder).mkdir()
+        shutil.copy(Path(tiny_data['data_folder']) / dataset.names[number], tmp_path / folder / 'test5.png')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.setenv('USERPROFILE', str(tmp_path))  # of Windows
+    (one, pixels), (two, _), (three, _) = (find_picture(models[True], path) for path in (
+        tmp_path / 'one/test5.png', str(tmp_path / 'two/test5.png'), '~/three/test5.png'))
+    assert torch.equal(pixels, dataset.image(4))
+    assert one == three != two and re.fullmatch('test5-[0-9a-f]{6}', one)
+    for no_picture in ((0, 1), range(2), None, 1.5):
+        with pytest.raises(ValueError, match='^pictures holds .*; it must hold numbers'):
+            find_picture(models[True], no_picture)
     for number in (-1, 6):
         with pytest.raises(ValueError, match=f'there is no picture {number}: the test split has 6, 0 to 5'):
             find_picture(models[True], number)

@@ -417,6 +417,28 @@ def test_chinese_captions_have_no_spaces_and_lines_of_half_as_many_characters(ot
     assert [len(line) for line in figure.axes[0].get_title(loc='left').splitlines()] == [19, 19, 12]
 
 
+def test_text_of_data_is_drawn_as_it_is(tmp_path):
+    text, number = r'_\$ $$ $x$', np.full((1, 2, 2), 0.2)  # a leading _ hides a name from a legend
+    for places, figure in ((3, plot_attention(picture(), [text], number)), (1, plot_side_by_side([picture()], [text])),
+                           (2, plot_sheet([(text, [picture()], [text])])), (1, plot_history({text: history(2)})),
+                           (1, plot_bleu([result(text)])), (1, plot_pointing({text: [(True, 0.5)]})),
+                           (1, plot_visual_grounding({text: [0.5]}, ()))):
+        figure.canvas.draw()
+        drawn = [part.get_text() for part in figure.findobj(matplotlib.text.Text) if part.get_visible()]
+        assert not any(map(matplotlib.cbook.is_math_text, drawn))
+        assert sum(text in one.replace(r'\$', '$') for one in drawn) == places
+    save_gif(picture(), [text], number, tmp_path / 'spoken.gif')
+
+
+@pytest.mark.parametrize('weight', [np.nan, np.inf])
+def test_attention_that_is_no_number_is_refused(tmp_path, weight):
+    given = picture(), ['a'], np.full((1, 2, 2), weight)
+    for draw, more in ((plot_attention, ()), (save_gif, [tmp_path / 'spoken.gif'])):
+        with pytest.raises(ValueError, match='the attention weights hold NaN or infinity'):
+            draw(*given, *more)
+    assert not plt.get_fignums() and not list(tmp_path.iterdir())
+
+
 def test_save_figure(tmp_path):
     path = tmp_path / 'new folder' / 'figure.png'
     for _ in range(2):  # the second time over the first

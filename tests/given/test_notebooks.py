@@ -87,11 +87,12 @@ def test_caption(folder):
     printed, pictures = run(folder, 'caption.ipynb', pictures=[1, 'mine.png'])
     assert printed.count('log-probability') == 4
     assert pictures == 4  # each with both scales
+    mine, = set(re.findall('^mine-[0-9a-f]{6}', printed, re.MULTILINE))
     runs = folder / 'runs/shapes'
     assert {path.name for path in (runs / 'figures').glob('*') if re.match('attention_|spoken_', path.name)} == {
-        *(f'attention_{picture}{scale}.{kind}' for picture in ('test1', 'mine') for scale in ('', '_one_scale')
-          for kind in ('png', 'pdf')), 'spoken_test1.gif', 'spoken_mine.gif'}
-    said = json.loads((runs / 'caption_mine.json').read_text())
+        *(f'attention_{picture}{scale}.{kind}' for picture in ('test1', mine) for scale in ('', '_one_scale')
+          for kind in ('png', 'pdf')), 'spoken_test1.gif', f'spoken_{mine}.gif'}
+    said = json.loads((runs / f'caption_{mine}.json').read_text())
     assert said['picture'] == 'mine.png' and all(caption in printed for caption in said['captions'].values())
 
 

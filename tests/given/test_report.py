@@ -5,9 +5,14 @@ import re
 import sys
 
 import nbformat
+import numpy as np
 import pytest
 import torch
+from bs4 import BeautifulSoup
 
+from lab.app import figure_html
+from lab.experiments.compare import beam_table, comparison_table
+from lab.figures import bleu_table
 from lab.train.checkpoints import FORMAT
 from lab.train.source import ROOT
 from report import contents, render
@@ -46,10 +51,41 @@ def test_only_settings_that_differ_are_shown(tmp_path):
     leave_run(tmp_path / 'b', 'Attention', epochs=10, dropout=0.2, seed=3)
     assert rows_of(contents.settings_table([tmp_path / 'a', tmp_path / 'b'])) == {
         'setting': ['plain LSTM (a)', 'soft attention (a)', 'soft attention (b)', 'default'],
-        '`attention`': ['False', 'True', 'True', 'True'], '`dropout`': ['0.5', '0.5', '0.2', '0.5'],
-        '`epochs`': ['10', '10', '10', '120'], '`alpha_c`': ['–', '0.0', '1.0', '1.0'], '`seed`': ['0', '0', '3', '0']}
+        'attention': ['False', 'True', 'True', 'True'], 'dropout': ['0.5', '0.5', '0.2', '0.5'],
+        'epochs': ['10', '10', '10', '120'], 'alpha_c': ['–', '0.0', '1.0', '1.0'], 'seed': ['0', '0', '3', '0']}
     assert list(rows_of(contents.settings_compared([tmp_path / 'a', tmp_path / 'b']))) == [
-        'setting', '`attention`', '`dropout`', '`alpha_c`', '`seed`']
+        'setting', 'attention', 'dropout', 'alpha_c', 'seed']
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    folders = [tmp_path / 'x/a', tmp_path / 'y/a']
+    for folder in folders:
+        folder.parent.mkdir()
+        leave_run(folder, 'Attention')
+    assert [run['name'] for run in contents.read_runs(folders)] == [f'soft attention ({folder})' for folder in folders]
+
+
+def test_text_of_data_is_shown_as_it_is(tmp_path):
+    text = r'$x$ $$ \(y\) \begin{z} | *a* _b_ `c` <i>d</i> [e](f) ~~g~~ h_i & www.j.k/*'
+    (tmp_path / 'caption_dog-1a2b3c.json').write_text(json.dumps(dict(beam_size=1, captions={text: text})))
+    seed = dict(parameters=1, best_epoch=1, epochs=1, captions_beam_size=1, train_seconds=60,
+                scores=[{f'BLEU-{n}': 0.5 for n in (1, 2, 3, 4)} | {'beam_size': 1, 'CIDEr-D': 0.75, 'seconds': 1}])
+    named = [dict(name=text, seeds=[seed])]
+    parts = [('html', contents.note(text.replace('`', ''))),
+             ('html', figure_html(np.zeros((4, 4, 3), np.uint8), text, 9)),
+             *(('markdown', table) for table in (
+                 contents.captions(tmp_path, 'dog-1a2b3c').data, comparison_table(named), beam_table(named),
+                 bleu_table([seed | dict(model=text)])))]
+    outputs = [nbformat.v4.new_output('display_data', {f'text/{kind}': part}) for kind, part in parts]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=outputs)])
+    render.write_page(notebook, tmp_path / 'report.html')
+    page = BeautifulSoup((tmp_path / 'report.html').read_text(), 'html.parser')
+    assert [cell.text for cell in page.select('td, figcaption')].count(text) == 6
+    assert {part.name for part in page.select('td *, .missing *, figcaption *')} == {'span'}
+    # MathJax, in Jupyter, looks for the beginning and end of a formula in the text of one element
+    strings = BeautifulSoup(''.join(part for _, part in parts), 'html.parser').find_all(string=re.compile(r'[$\\]'))
+    assert set(strings) == {'$', '\\'}
+    assert render.still_open(notebook) == [text.replace('`', '')]
 
 
 def test_without_its_checkpoints_a_run_is_shown_without_its_settings(tmp_path):
