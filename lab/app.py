@@ -158,7 +158,7 @@ def form(models, largest=LARGEST):
 
 def trained(run_folder):
     """:return: names of the decoders that have a checkpoint in a run folder"""
-    run_folder = Path(run_folder)
+    run_folder = Path(run_folder).expanduser()
     return [name for name in read_histories(run_folder) if (run_folder / f'BEST_checkpoint_{name}.pth.tar').exists()]
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lab.experiments.compare import folder_name, score_cells  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
+from lab.train.settings import plain  # noqa: E402
 from solver import DEFAULTS  # noqa: E402
 from utils import as_text, markdown_table, read_json, sentence  # noqa: E402
 
@@ -39,7 +40,7 @@ def said_in_its_place(function):
     @functools.wraps(function)
     def shown(*arguments):
         try:
-            return function(*arguments)
+            return function(*map(plain, arguments))
         except Missing as missing:
             return HTML(note(missing))
     return shown
