@@ -177,6 +177,10 @@ def test_notebooks_in_the_assignment_carry_no_outputs():
             assert not cell.get('outputs') and cell.get('execution_count') is None, path
 
 
+def test_the_command_needs_a_notebook():
+    assert subprocess.run([sys.executable, '-m', 'lab.notebooks'], cwd=ROOT, capture_output=True).returncode == 2
+
+
 def test_notebooks_from_the_command_line(tmp_path):
     """Two at once, in one folder."""
     runs = {}
