@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     (folder / 'bin').mkdir()
     (folder / 'bin/java').write_text('#!/bin/sh\nexit 1\n')
     (folder / 'bin/java').chmod(0o755)
-    for pattern in ('*.py', '*.ipynb'):
+    for pattern in ('*.py', '*.ipynb', 'pyproject.toml'):
         for path in ROOT.glob(pattern):
             shutil.copy(path, folder)
     for name in ('lab', 'report', 'weights', 'tests'):
