@@ -2,6 +2,7 @@
 ``python -m lab.notebooks train_rnn.ipynb``.
 """
 
+import argparse
 import logging
 import os
 import re
@@ -67,5 +68,8 @@ def check_todos(*todos):
 
 
 if __name__ == '__main__':
-    for name in sys.argv[1:]:
+    parser = argparse.ArgumentParser(prog='python -m lab.notebooks',
+                                     description='Run notebooks from top to bottom; they keep their outputs.')
+    parser.add_argument('notebooks', nargs='+')
+    for name in parser.parse_args().notebooks:
         run_notebook(name, name)

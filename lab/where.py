@@ -1,18 +1,19 @@
 """Where a notebook runs: which service it is, what is missing there, whether somebody watches, how it shares the cores.
 
 The first cell of the notebooks of the top folder calls this before anything is installed: no imports but Python's own
-and Jupyter's.
+and what Jupyter brings.
 """
 
 import importlib
 import os
-import re
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 from IPython import get_ipython
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,9 +28,10 @@ def service():
 
 
 def missing_packages(*extras):
-    """What pyproject.toml asks for and is not installed in any version: list such as ['papermill>=2.6'].
+    """What pyproject.toml asks for, and is not installed or too old.
 
     :param extras: names of optional dependencies that are wanted too
+    :return: dict requirement -> version that is installed, or None: {'nltk>=3.9': '3.8.1', 'papermill>=2.6': None}
     :raises RuntimeError: this Python is too old
     """
     try:
@@ -38,15 +40,20 @@ def missing_packages(*extras):
         raise RuntimeError(f'this is Python {sys.version.split()[0]}, and the lab needs 3.11 or newer: choose another '
                            'environment or image') from None
 
-    def is_missing(requirement):
-        try:
-            metadata.version(re.match(r'[\w.-]+', requirement)[0])
-        except metadata.PackageNotFoundError:
-            return True
-
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
     wanted = project['dependencies'] + [name for extra in extras for name in project['optional-dependencies'][extra]]
-    return list(filter(is_missing, wanted))
+    missing = {}
+    for requirement in map(Requirement, wanted):
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            version = None
+        # 2.11.0a0+git, built from the sources of 2.11, has what 2.11 has
+        if version is None or not requirement.specifier.contains(Version(version).base_version):
+            missing[f'{requirement.name}{requirement.specifier}'] = version
+    return missing
 
 
 def set_up():
@@ -71,18 +78,24 @@ def share_cores():
 
 
 def install_missing():
-    """Install what is missing on Colab, Kaggle or ModelWhale; what is there stays as it is. Elsewhere do nothing.
+    """Install what is missing or too old on Colab, Kaggle or ModelWhale. Elsewhere only say what is.
 
     :raises RuntimeError: pip failed, or this Python is too old
     """
     place = service()
-    if place is None:
-        return
-    if missing := missing_packages('photos'):
-        print(f'{place}: installing {", ".join(missing)}')
+    missing = missing_packages('photos') if place else missing_packages()
+    names = ', '.join(name + (f' (here is {version})' if version else '') for name, version in missing.items())
+    if missing and not place:
+        command = '%pip install ' + ' '.join(f'"{name}"' for name in missing)
+        print(f'The lab needs {names}. In a cell of its own, run {command} and then restart the kernel.')
+    elif missing:
+        print(f'{place}: installing {names}')
         if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', *missing]).returncode:
             raise RuntimeError('pip could not install them; on Kaggle, see whether Internet is on in the settings')
         importlib.invalidate_caches()
+        if any(missing.values()):
+            print('The older versions may be loaded already: restart the kernel (Colab: Runtime > Restart session), '
+                  'and run this cell again.')
     if place == 'Colab' and 'drive' not in ROOT.parts:
         print(f'Colab forgets {ROOT} when it disconnects: keep the folder in your Google Drive, or download models.py '
               'and runs/ before.')

@@ -4,12 +4,18 @@ Only what a student may change is taken: ``models.py``, a decoder file of his ow
 and what the notebooks left.
 """
 
+import io
+import re
 import stat
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 CODE = ('models.py', 'my_decoder.py')
+# What a learning platform puts before a name: smithjohn_LATE_12345_678910_ (Canvas), ..._2026-11-27-10-00-00_
+# (Blackboard), A Student_123_assignsubmission_file_ (Moodle). What it, a browser or a file manager puts after it: -1,
+# (1), - Copy.
+RENAMED = r'(.*(\d|_file)_)?{}([\s\d_()（）-]|copy|kopie|的?副本)*\.py'
 EVIDENCE = ('*.ipynb', 'report/*.ipynb', 'report/*.html', 'runs/*/*.json', 'runs/*/*.pth.tar', 'runs/*/figures/*.png')
 CODE_LIMIT, FILE_LIMIT, TOTAL_LIMIT = 1 << 18, 600 << 20, 2 << 30  # bytes
 MOST_FILES = 5000
@@ -43,22 +49,27 @@ class Submission:
 
 def read_submission(path):
     """
-    :param path: a folder, a zip or a ``.py`` file
+    :param path: a folder, a zip, either of them with a single zip in it, or a ``.py`` file
     :return: :class:`Submission`
-    :raises SubmissionError: no such thing, a link, a damaged zip, one that is too large, no ``models.py`` in it
+    :raises SubmissionError: no such thing, a link, a damaged zip, one that is too large, no ``models.py`` in it, or
+        several
     """
     path = Path(path)
     if path.is_symlink():
         raise SubmissionError(f'{path} is a link: name what it leads to')
     if path.is_dir():
         submission = Submission(path.name, _folder(path))
-    elif path.suffix == '.py' and path.is_file():
+    elif path.suffix.lower() == '.py' and path.is_file():
         submission = Submission(path.stem if path.name != 'models.py' else path.parent.name,
                                 {'models.py': _reader(path, CODE_LIMIT)})
     elif path.is_file():
-        submission = _zip(path)
+        submission = _zip(path, path.name)
     else:
         raise SubmissionError(f'{path}: there is no such file or folder')
+    zips = [name for name in submission.files if name.lower().endswith('.zip')]
+    if len(zips) == 1 and not _best(submission.files, 'models.py'):
+        inner = _zip(io.BytesIO(submission.files[zips[0]]()), zips[0])
+        submission = Submission(submission.name, inner.files, submission.notes + inner.notes)
     submission.files = _from_the_top(submission)
     return submission
 
@@ -72,7 +83,7 @@ def _reader(path, limit):
 
 
 def _limit(name):
-    return CODE_LIMIT if name.endswith('.py') else FILE_LIMIT
+    return CODE_LIMIT if name.lower().endswith('.py') else FILE_LIMIT
 
 
 def _folder(root):
@@ -90,15 +101,15 @@ def _folder(root):
     return found
 
 
-def _zip(path):
+def _zip(file, title):
     try:
-        archive = zipfile.ZipFile(path)
+        archive = zipfile.ZipFile(file)
         entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, MemoryError) as error:
-        raise SubmissionError(f'{path.name} is no zip, no folder and no .py file ({error})') from error
-    submission, total = Submission(path.stem, {}), 0
+        raise SubmissionError(f'{title} is no zip, no folder and no .py file ({error})') from error
+    submission, total = Submission(PurePosixPath(title).stem, {}), 0
     if len(entries) > 20 * MOST_FILES:
-        raise SubmissionError(f'{path.name} holds {len(entries)} entries, too many')
+        raise SubmissionError(f'{title} holds {len(entries)} entries, too many')
     for entry in entries:
         name = PurePosixPath(entry.filename.replace('\\', '/'))
         if entry.is_dir() or any(part in OTHER_PEOPLES for part in name.parts):
@@ -113,7 +124,7 @@ def _zip(path):
             total += entry.file_size
             submission.files[name.as_posix()] = _zip_reader(archive, entry)
         if total > TOTAL_LIMIT or len(submission.files) > MOST_FILES:
-            raise SubmissionError(f'{path.name} unpacks to more than {TOTAL_LIMIT >> 30} GB or {MOST_FILES} files')
+            raise SubmissionError(f'{title} unpacks to more than {TOTAL_LIMIT >> 30} GB or {MOST_FILES} files')
     return submission
 
 
@@ -130,14 +141,36 @@ def _zip_reader(archive, entry):
     return read
 
 
+def _best(paths, name):
+    """What is meant by a name: the file of exactly this name, or else a renamed one, with the fewest folders above it.
+
+    :return: list of paths; several if nothing tells them apart
+    """
+    found = [path for path in paths if re.fullmatch(RENAMED.format(name[:-3]), PurePosixPath(path).name, re.IGNORECASE)]
+    ranks = [(PurePosixPath(path).name != name, path.count('/')) for path in found]
+    return sorted(path for path, rank in zip(found, ranks, strict=True) if rank == min(ranks))
+
+
 def _from_the_top(submission):
     """Paths relative to where ``models.py`` lies: students pack the folder, or what is in it."""
-    places = sorted((PurePosixPath(path).parent for path in submission.files
-                     if PurePosixPath(path).name == 'models.py'), key=lambda place: (len(place.parts), str(place)))
-    if not places:
-        raise SubmissionError('there is no models.py in it')
-    top = places[0]
-    if len(places) > 1 and len(places[1].parts) == len(top.parts):
-        raise SubmissionError(f'there are several models.py in it: {places[0]}/models.py and {places[1]}/models.py')
-    return {PurePosixPath(path).relative_to(top).as_posix(): read for path, read in submission.files.items()
-            if PurePosixPath(path).is_relative_to(top)}
+    found = _best(submission.files, 'models.py')
+    if not found:
+        there = [*sorted(submission.files, key=lambda path: (path.count('/'), path)), *submission.notes]
+        raise SubmissionError(f'there is no models.py in it. There is: {_some(there)}')
+    if len(found) > 1:
+        raise SubmissionError(f'there are several models.py in it: {_some(found)}')
+    top = PurePosixPath(found[0]).parent
+    files = {PurePosixPath(path).relative_to(top).as_posix(): read for path, read in submission.files.items()
+             if PurePosixPath(path).is_relative_to(top)}
+    for name in CODE:
+        candidates = _best([path for path in files if '/' not in path], name)
+        if len(candidates) > 1:
+            submission.notes.append(f'left out {_some(candidates)}: which of them is {name}?')
+        elif candidates and candidates != [name]:
+            submission.notes.append(f'took {candidates[0]!r} for {name}')
+            files[name] = files.pop(candidates[0])
+    return files
+
+
+def _some(names):
+    return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '') or 'nothing'

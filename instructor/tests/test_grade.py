@@ -432,8 +432,33 @@ def test_code_is_graded_whatever_lies_beside_it(tmp_path):
     assert len(read['notes']) == 22 and read['notes'][20] == 'and 30 more' and 'test.ipynb' in read['notes'][21]
 
 
+@pytest.mark.parametrize('name', [
+    'models (1).py', 'models(1).py', 'a/models-1.py', 'Models.PY', 'models - Copy.py', 'models - Kopie (2).py',
+    'models 副本.py', 'smithjohn_12345_678910_models.py', 'smithjohn_LATE_12345_678910_models-1.py',
+    'Lab 1_student_attempt_2026-11-27-10-00-00_models.py', 'A Student_123_assignsubmission_file_models.py'])
+def test_a_renamed_file_is_found_where_there_is_none_of_its_name(tmp_path, name):
+    others = [('test_models.py', ''), ('models_old.py', '')]
+    entries = [(name, 'mine'), (name.replace('odels', 'y_decoder'), 'too'), *others]
+    renamed = read_submission(packed(tmp_path / 'a.zip', entries))
+    assert renamed.code() == {'models.py': b'mine', 'my_decoder.py': b'too'}
+    assert name.split('/')[-1] in ' '.join(renamed.notes)
+    both = read_submission(packed(tmp_path / 'b.zip', [*entries, ('b/c/models.py', 'the other')]))
+    assert both.code() == {'models.py': b'the other'}
+
+
+def test_a_zip_within_a_folder_or_a_zip(tmp_path):
+    folder = tmp_path / 'A Student_123_assignsubmission_file_'
+    folder.mkdir()
+    packed(folder / 'captioning.zip', [('captioning/models.py', 'mine'), ('captioning/test.ipynb', '{}')])
+    outer = packed(tmp_path / 'a.zip', [('b/captioning.zip', (folder / 'captioning.zip').read_bytes()), ('a.pdf', '')])
+    for path in folder, outer:
+        assert read_submission(path).files.keys() == {'models.py', 'test.ipynb'}
+
+
 @pytest.mark.parametrize(('entries', 'message'), [
-    ([('readme.txt', 'x')], 'no models.py'),
+    ([('readme.txt', 'x'), ('a/old_models.py', 'x')], 'no models.py.*readme.txt, a/old_models.py'),
+    ([('a.zip', 'x'), ('b.zip', 'x')], 'no models.py.*a.zip, b.zip'),
+    ([('models (1).py', 'x'), ('models-1.py', 'x')], r'several models.py.*models \(1\).py, models-1.py'),
     ([('a/models.py', 'x'), ('b/models.py', 'x')], 'several models.py')])
 def test_submissions_without_one_models_file(tmp_path, entries, message):
     with pytest.raises(SubmissionError, match=message):

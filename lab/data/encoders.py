@@ -15,6 +15,8 @@ from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHAPES_CNN_WEIGHTS = Path(__file__).parents[2] / 'weights' / 'shapes_cnn.pth'
+DAMAGED = ('encoder weights: {} is damaged, or holds no state dict: delete it, or name another file in '
+           'encoder_weights')
 
 
 @dataclass
@@ -111,15 +113,21 @@ def _torchvision(name, weights):
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise ValueError(f'unknown encoder {name!r}: take a torchvision model (resnet101, vgg16, ...), '
                          "'efficientnet_lite0' or 'shapes_cnn'")
+    if weights != 'DEFAULT':
+        model = torchvision.models.get_model(name, weights=None)
+        if weights is not None:
+            _load_state(model, weights)
+        return model
+    best = torchvision.models.get_model_weights(name).DEFAULT
     try:
-        model = torchvision.models.get_model(name, weights='DEFAULT' if weights == 'DEFAULT' else None)
-    except (OSError, RuntimeError) as error:
+        return torchvision.models.get_model(name, weights=best)
+    except Exception as error:
+        kept = Path(torch.hub.get_dir(), 'checkpoints', best.url.rpartition('/')[2])
+        if kept.exists():
+            raise ValueError(DAMAGED.format(kept)) from error
         raise ValueError(
             f'the ImageNet weights of {name!r} could not be loaded ({error}): connect to the internet once, or '
             'name a file with them in encoder_weights, or set encoder_weights=None for random ones') from error
-    if weights not in ('DEFAULT', None):
-        _load_state(model, weights)
-    return model
 
 
 def _as_stages(model):
@@ -155,10 +163,14 @@ def _efficientnet_lite0(weights):
 
 def _load_state(model, path):
     try:
-        model.load_state_dict(torch.load(path, map_location='cpu', weights_only=True))
+        state = torch.load(path, map_location='cpu', weights_only=True)
     except FileNotFoundError:
         raise ValueError(f'encoder weights: no file {path}') from None
-    except Exception as error:  # torch reports a wrong file in many ways
+    except Exception as error:  # torch reports it in many ways
+        raise ValueError(DAMAGED.format(path)) from error
+    try:
+        model.load_state_dict(state)
+    except Exception as error:
         reason = textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 150)
         raise ValueError(f'encoder weights: {path} does not fit {type(model).__name__}: {reason}') from error
 

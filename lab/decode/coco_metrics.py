@@ -1,17 +1,22 @@
-"""The metrics of the COCO caption evaluation, by pycocoevalcap, and the files that its scorers read.
+"""METEOR, ROUGE-L and CIDEr of the COCO caption evaluation, by pycocoevalcap, and the files that its scorers read.
 
 They need ``pip install ".[metrics]"``, and METEOR needs Java. A metric that is not there is left out, with a message.
 For SPICE, give the files of :func:`write_coco_files` to pycocoevalcap's ``COCOEvalCap``.
 """
 
 import json
+import os
 import re
 import shutil
-from pathlib import PurePath
+import subprocess
+import tempfile
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path, PurePath
 
 from utils import atomic_path
 
-NAMES = ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'METEOR', 'ROUGE-L', 'CIDEr')
+NAMES = ('METEOR', 'ROUGE-L', 'CIDEr')
 
 
 def coco_scores(references, captions, log=print):
@@ -23,35 +28,50 @@ def coco_scores(references, captions, log=print):
     :return: dict name -> score, 0 to 1 (CIDEr, which is CIDEr-D: 0 to 10), in the order of ``NAMES``
     """
     try:
-        from pycocoevalcap.bleu.bleu import Bleu
         from pycocoevalcap.cider.cider import Cider
         from pycocoevalcap.rouge.rouge import Rouge
     except ImportError:
         log('METEOR, ROUGE-L and CIDEr are left out: they come with pip install ".[metrics]"')
         return {}
-    gts = {i: [' '.join(words) for words in each] for i, each in enumerate(references)}
-    res = {i: [' '.join(words)] for i, words in enumerate(captions)}
-    bleu, _ = Bleu(4).compute_score(gts, res, verbose=0)
-    scores = {f'BLEU-{n}': bleu[n - 1] for n in (1, 2, 3, 4)}
-    scores |= {'ROUGE-L': Rouge().compute_score(gts, res)[0], 'CIDEr': Cider().compute_score(gts, res)[0]}
+    gts = {i: [_text(words) for words in each] for i, each in enumerate(references)}
+    res = {i: [_text(words)] for i, words in enumerate(captions)}
+    scores = {'ROUGE-L': Rouge().compute_score(gts, res)[0], 'CIDEr': Cider().compute_score(gts, res)[0]}
     if not shutil.which('java'):
         log('METEOR is left out: it needs Java')
     else:
         try:
             scores['METEOR'] = _meteor(gts, res)
-        except Exception as error:  # Java fails in many ways
-            log(f'METEOR is left out: {type(error).__name__}: {error}')
+        except (OSError, RuntimeError, ValueError) as error:  # Java fails in many ways
+            log(f'METEOR is left out: {error}')
     return {name: float(scores[name]) for name in NAMES if name in scores}
 
 
+def _text(words):
+    """A caption as the scorers and files take it: one line, one blank between words, whatever a word holds."""
+    return ' '.join(' '.join(words).split())
+
+
 def _meteor(gts, res):
-    from pycocoevalcap.meteor.meteor import Meteor
-    meteor = Meteor()
-    try:
-        return meteor.compute_score(gts, res)[0]
-    finally:
-        if meteor.lock.locked():  # after an error: its __del__ would wait for this lock for ever
-            meteor.lock.release()
+    """METEOR 1.5, in Java, of two files: a caption per line, and as many references for each, some of them repeated.
+    It takes the best reference, so repeating one changes nothing.
+    """
+    most = max(map(len, gts.values()))
+    files = dict(captions=[res[i][0] for i in res],
+                 references=[text for i in res for text in (gts[i] * most)[:most]])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lines in files.items():
+            Path(folder, name).write_text('\n'.join(lines) + '\n', encoding='utf-8')
+        # -a: by itself METEOR encodes the path of this file twice, and finds it in a folder of plain letters only.
+        # LC_ALL: Java reads paths in the encoding of the locale.
+        done = subprocess.run(
+            ['java', '-Xmx2G', '-jar', 'meteor-1.5.jar', *(Path(folder, name) for name in files), '-r', str(most),
+             '-l', 'en', '-norm', '-q', '-a', 'data/paraphrase-en.gz'],
+            cwd=Path(find_spec('pycocoevalcap').submodule_search_locations[0], 'meteor'),
+            env={**os.environ, 'LC_ALL': 'C.UTF-8'}, capture_output=True, encoding='utf-8', errors='replace')
+    if done.returncode:
+        said = ' '.join(line for line in (done.stderr + done.stdout).splitlines() if not line.startswith('\tat '))
+        raise RuntimeError(f'Java ended with {done.returncode}: {textwrap.shorten(said, 300)}')
+    return float(done.stdout)
 
 
 def image_ids(names):
@@ -69,14 +89,14 @@ def write_coco_files(results_path, captions, annotations_path):
     :param captions: dicts of :func:`evaluate.caption_split`, with name, caption, references
     """
     ids = image_ids([caption['name'] for caption in captions])
-    results = [dict(image_id=number, caption=' '.join(caption['caption']))
+    results = [dict(image_id=number, caption=_text(caption['caption']))
                for number, caption in zip(ids, captions, strict=True)]
     references = [(number, words) for number, caption in zip(ids, captions, strict=True)
                   for words in caption['references']]
     annotations = dict(
         info={}, licenses=[], type='captions',
         images=[dict(id=number, file_name=caption['name']) for number, caption in zip(ids, captions, strict=True)],
-        annotations=[dict(id=k, image_id=number, caption=' '.join(words))
+        annotations=[dict(id=k, image_id=number, caption=_text(words))
                      for k, (number, words) in enumerate(references)])
     for path, content in ((results_path, results), (annotations_path, annotations)):
         with atomic_path(path) as temporary:

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from cycler import cycler
 from matplotlib.font_manager import findSystemFonts, fontManager
 from matplotlib.ft2font import FT2Font
 
@@ -22,7 +21,7 @@ COLORS = ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#56b4e9', '#cc79a7', '#00
 MARKERS = 'osD^vPX<>h'  # in grey these tell the lines apart
 plt.rcParams.update({
     'font.size': 8, 'axes.titlesize': 8, 'figure.titlesize': 9, 'legend.fontsize': 7.5,
-    'axes.prop_cycle': cycler(color=COLORS, marker=MARKERS[:len(COLORS)]), 'lines.markersize': 3.5,
+    'axes.prop_cycle': plt.cycler(color=COLORS, marker=MARKERS[:len(COLORS)]), 'lines.markersize': 3.5,
     'lines.linewidth': 1.3, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.3,
     'axes.axisbelow': True, 'figure.constrained_layout.use': True, 'figure.dpi': 110, 'savefig.dpi': 150})
 

@@ -253,14 +253,23 @@ def test_weights_file_that_is_not_there(name, tmp_path):
     assert f'no file {path}' in refused(name, weights=path)
 
 
-@pytest.mark.parametrize('content', [b'', b'not weights at all', 'another model', 'a list'])
-def test_weights_file_that_is_wrong(content, tmp_path):
+@pytest.mark.parametrize('state', [encoders.shapes_cnn().state_dict(), [1, 2]])
+def test_weights_of_another_model(state, tmp_path):
     path = tmp_path / 'weights.pth'
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        torch.save(encoders.shapes_cnn().state_dict() if content == 'another model' else [1, 2], path)
+    torch.save(state, path)
     assert f'{path} does not fit ResNet' in refused('resnet18', weights=str(path))
+
+
+@pytest.mark.parametrize('content', [
+    b'', b'<!DOCTYPE html>', b'version https://git-lfs', encoders.SHAPES_CNN_WEIGHTS.read_bytes()[:20000]])
+def test_weights_that_are_damaged(content, tmp_path, monkeypatch):
+    """In torch's cache, or in a file of one's own."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path))
+    path = tmp_path / 'hub/checkpoints' / torchvision.models.ResNet18_Weights.DEFAULT.url.rpartition('/')[2]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    for weights in 'DEFAULT', str(path):
+        assert f'{path} is damaged' in (message := refused('resnet18', weights=weights)) and 'delete it' in message
 
 
 def test_weights_that_cannot_be_downloaded(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
     (folder / 'bin').mkdir()
     (folder / 'bin/java').write_text('#!/bin/sh\nexit 1\n')
     (folder / 'bin/java').chmod(0o755)
-    for pattern in ('*.py', '*.ipynb'):
+    for pattern in ('*.py', '*.ipynb', 'pyproject.toml'):
         for path in ROOT.glob(pattern):
             shutil.copy(path, folder)
     for name in ('lab', 'report', 'weights', 'tests'):
@@ -176,6 +176,10 @@ def test_notebooks_in_the_assignment_carry_no_outputs():
     for path in [*ROOT.glob('*.ipynb'), *ROOT.glob('report/*.ipynb')]:
         for cell in nbformat.read(path, as_version=4).cells:
             assert not cell.get('outputs') and cell.get('execution_count') is None, path
+
+
+def test_the_command_needs_a_notebook():
+    assert subprocess.run([sys.executable, '-m', 'lab.notebooks'], cwd=ROOT, capture_output=True).returncode == 2
 
 
 def test_notebooks_from_the_command_line(tmp_path):

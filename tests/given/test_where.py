@@ -24,11 +24,18 @@ def test_every_notebook_begins_with_the_same_cell():
     assert all(cell == NOTEBOOKS['train_rnn.ipynb'] for cell in NOTEBOOKS.values())
 
 
+def installed(folder, name, version):
+    """What pip leaves of a package."""
+    (folder / f'{name}-{version}.dist-info').mkdir()
+    (folder / f'{name}-{version}.dist-info/METADATA').write_text(f'Name: {name}\nVersion: {version}\n')
+
+
 @pytest.fixture
 def pip(tmp_path):
     """A pip that only notes what it was asked for, and fails if this file says so; its notes."""
     (tmp_path / 'pip').mkdir()
     (tmp_path / 'pip/__init__.py').touch()
+    installed(tmp_path, 'aged', '3.8.1')
     notes = tmp_path / 'pip/asked.txt'
     (tmp_path / 'pip/__main__.py').write_text(
         f'import os, sys\nopen({str(notes)!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")\n'
@@ -37,13 +44,14 @@ def pip(tmp_path):
 
 
 def lay_out(folder):
-    """What the cell looks at of the lab, in this folder; pyproject.toml asks for a package that is not installed."""
+    """What the cell looks at of the lab, in this folder; pyproject.toml asks for a missing and a newer package."""
     (folder / 'lab').mkdir(parents=True)
     for name in ('lab/__init__.py', 'lab/where.py', 'solver.py', 'pyproject.toml'):
         shutil.copy(ROOT / name, folder / name)
     (folder / 'models.py').write_text('# as it was handed out')
     path = folder / 'pyproject.toml'
-    path.write_text(path.read_text().replace('dependencies = [', 'dependencies = [\n"not-there-yet>=1",', 1))
+    more = '"not-there-yet>=1", "aged>=3.9",'
+    path.write_text(path.read_text().replace('dependencies = [', f'dependencies = [\n{more}', 1))
     return folder
 
 
@@ -58,9 +66,11 @@ def run_cell(folder, pip, **environment):
 
 
 @pytest.mark.parametrize('environment', [{}, {'SLURM_JOB_ID': '17'}])
-def test_on_a_laptop_or_a_cluster_it_changes_nothing(tmp_path, pip, environment):
+def test_on_a_laptop_or_a_cluster_it_only_says_what_is_missing(tmp_path, pip, environment):
     lab = lay_out(tmp_path / 'any_name')
-    assert run_cell(lab, pip, **environment) == (lab, '', '') and not pip.exists()
+    folder, printed, error = run_cell(lab, pip, **environment)
+    assert (folder, error) == (lab, '') and not pip.exists()
+    assert '3.8.1' in printed and '%pip install "not-there-yet>=1" "aged>=3.9"' in printed
 
 
 def test_colab_with_an_uploaded_zip(tmp_path, pip):
@@ -69,8 +79,8 @@ def test_colab_with_an_uploaded_zip(tmp_path, pip):
     shutil.make_archive(str(content / 'captioning'), 'zip', tmp_path, 'captioning')
     folder, printed, _ = run_cell(content, pip, **COLAB)
     assert folder == content / 'captioning' and (folder / 'models.py').exists()
-    assert pip.read_text() == 'install -q not-there-yet>=1\n'  # and nothing that is there in any version, such as torch
-    assert 'Colab: installing not-there-yet>=1' in printed and f'Colab forgets {folder}' in printed
+    assert pip.read_text() == 'install -q not-there-yet>=1 aged>=3.9\n'  # and nothing that is new enough, such as torch
+    assert 'installing not-there-yet>=1' in printed and 'restart' in printed and f'Colab forgets {folder}' in printed
     (folder / 'models.py').write_text('# my own work')
     assert run_cell(content, pip, **COLAB)[0] == folder and (folder / 'models.py').read_text() == '# my own work'
 
@@ -112,7 +122,18 @@ def test_a_notebook_without_its_folder(tmp_path, pip):
 
 
 def test_nothing_is_missing_where_the_requirements_are_installed():
-    assert where.missing_packages('photos', 'metrics') == []
+    assert where.missing_packages('photos', 'metrics') == {}
+
+
+@pytest.mark.parametrize(('version', 'is_old'), [
+    ('3.8.1', True), ('3.9', True), ('3.10.0a0+git', False), ('4.0+cpu', False), ('4rc1', False)])
+def test_versions_that_are_too_old(tmp_path, monkeypatch, version, is_old):
+    installed(tmp_path, 'aged', version)
+    (tmp_path / 'pyproject.toml').write_text(
+        '[project]\ndependencies = ["Aged >= 3.10", "nothing>=1; python_version < \'3\'"]')
+    monkeypatch.setattr(where, 'ROOT', tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert where.missing_packages() == ({'Aged>=3.10': version} if is_old else {})
 
 
 @pytest.mark.parametrize('watched', [True, False])
