@@ -19,8 +19,8 @@ another program has files of these names, this one's get the base ``{dataset}-2_
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.
 
-A picture in two splits is refused, since a test on training pictures says nothing about new ones. Links to one file
-are one picture. A copy of the file under another name is not noticed.
+A picture in two splits is refused, since a test on training pictures says nothing about new ones. A copy or a link
+under another name is not noticed.
 """
 
 import argparse
@@ -72,7 +72,6 @@ class Picture(NamedTuple):
     :ivar split: TRAIN, VAL or TEST
     :ivar captions: all token lists; ``usable``: those of 1 to max_len words
     :ivar stamp: (bytes, modification time in ns) of the file; None if it is missing
-    :ivar place: (device, inode) of the file, the same for all links to it; None if it is missing
     """
 
     name: str
@@ -81,7 +80,6 @@ class Picture(NamedTuple):
     captions: list
     usable: list
     stamp: tuple | None
-    place: tuple | None
 
 
 def read_karpathy(path, image_folder, max_len, cut=None):
@@ -113,8 +111,7 @@ def read_karpathy(path, image_folder, max_len, cut=None):
             file = os.path.join(image_folder, name)
             status = os.stat(file) if os.path.isfile(file) else None
             stamp = status and (status.st_size, status.st_mtime_ns)
-            place = status and (status.st_dev, status.st_ino or name)  # some network drives number no files
-            pictures.append(Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp, place))
+            pictures.append(Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp))
     except (AttributeError, KeyError, TypeError) as error:
         raise InputFilesError(
             f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
@@ -149,17 +146,14 @@ def sort_out(pictures, skip_bad):
 
 
 def refuse_shared(pictures):
-    """:raises InputFilesError: a picture is in two splits, by one name or by links"""
-    first, shared = {}, {}
-    for picture in pictures:
-        if first.setdefault(picture.place, picture).split != picture.split:
-            shared.setdefault(picture.place, picture)
+    """:raises InputFilesError: a picture is in two splits"""
+    split_of = {}
+    shared = {p.name: p for p in pictures if split_of.setdefault(p.name, p.split) != p.split}
     if shared:
-        place, one = next(iter(shared.items()))
-        other = first[place]
-        raise InputFilesError(f"{one.file}: this image is in the split {one.split} and, as {other.name}, in the split "
-                              f"{other.split}; {len(shared)} of {len(first)} images are in two splits; leave each in "
-                              "one only, or allow this with --allow-shared-images (allow_shared_images=True)")
+        one = next(iter(shared.values()))
+        raise InputFilesError(f"{one.file}: this image is in the splits {split_of[one.name]} and {one.split}; "
+                              f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only, or "
+                              "allow this with --allow-shared-images (allow_shared_images=True)")
 
 
 # --- Writing the files ---

@@ -92,20 +92,10 @@ class CaptionDataset(Dataset):
     def replace_captions(self, path, word_map):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
 
-        :raises FileNotFoundError: no such file
-        :raises ValueError: one of other pictures, or with another number of captions, longer ones or empty ones
+        :raises ValueError: one of other pictures, or with another number of captions or longer ones
         """
-        try:
-            content = json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
-            names, captions = content['names'], content['captions']
-            if not all(caption and isinstance(caption, list) and all(word.split() == [word] for word in caption)
-                       for those in captions for caption in those):
-                raise ValueError
-        except FileNotFoundError:
-            raise FileNotFoundError(f'{path} is not there: make it by distillation.py, or correct captions') from None
-        except (ValueError, KeyError, TypeError, AttributeError, IsADirectoryError):
-            raise ValueError(f'{path} is no file of distillation.py, with a list of words for each caption: make it '
-                             'again, or correct captions') from None
+        content = read_json(path, 'make it again by distillation.py')
+        names, captions = content['names'], content['captions']
         longest = self.captions.shape[1] - 2
         if names != self.names or len(captions) != len(names) or any(
                 len(those) != self.cpi or max(map(len, those)) > longest for those in captions):

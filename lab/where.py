@@ -44,8 +44,6 @@ def missing_packages(*extras):
     wanted = project['dependencies'] + [name for extra in extras for name in project['optional-dependencies'][extra]]
     missing = {}
     for requirement in map(Requirement, wanted):
-        if requirement.marker and not requirement.marker.evaluate():
-            continue
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:

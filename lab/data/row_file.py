@@ -1,11 +1,6 @@
-"""HDF5 files with one large array whose rows are written straight to their place in the file.
-
-HDF5's own structures are complete from the start and never touched again, so a process that is killed loses rows at
-most, and whoever noted how many rows were safely on the disk can go on after them.
-"""
+"""HDF5 files with one large array whose rows are read, and perhaps written, straight at their place in the file."""
 
 import mmap
-import os
 from pathlib import Path
 
 import h5py
@@ -36,23 +31,11 @@ def create(path, name, shape, dtype, attributes, strings=()):
     :param attributes: dict of the file's attributes
     :param strings: dict name -> list of str, further data sets
     """
-    dcpl = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    dcpl.set_layout(h5py.h5d.CONTIGUOUS)
-    dcpl.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # the rows' place in the file is fixed from now on
-    dcpl.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    dcpl.set_obj_track_times(False)
     with h5py.File(path, 'w', locking=False) as file:
         file.attrs.update(attributes)
         for key, values in dict(strings).items():
             file.create_dataset(key, data=values, dtype=h5py.string_dtype())
-        h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype, logical=True), h5py.h5s.create_simple(shape),
-                        dcpl)
-
-
-def first_row(path, name):
-    """:return: where in such a file the rows of its array begin, in bytes"""
-    with open_hdf5(path) as file:
-        return file[name].id.get_offset() or 0  # None when there are no rows
+        file.create_dataset(name, shape, dtype)[-1:] = 0  # with the last row all rows get their place in the file
 
 
 class Rows:
@@ -91,12 +74,8 @@ class Rows:
 
 def open_rows(path, name):
     """Open such a file as plain bytes, at the first row of its array."""
+    with open_hdf5(path) as file:
+        first = file[name].id.get_offset() or 0  # None when there are no rows
     rows = open(path, 'r+b')
-    rows.seek(first_row(path, name))
+    rows.seek(first)
     return rows
-
-
-def sync(file):
-    """Return when all that was written is on the disk."""
-    file.flush()
-    os.fsync(file.fileno())

@@ -72,9 +72,8 @@ def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
 
 
 def list_of_beam_sizes(beam_sizes):
-    """
-    :param beam_sizes: whole numbers of at least 1, in a list, tuple, range or array; or one such number
-    :return: list of int
+    """A list, tuple, range or array of whole numbers of at least 1, or one such number, as a list of int.
+
     :raises ValueError: something else
     """
     sizes = np.atleast_1d(beam_sizes).tolist()

@@ -8,7 +8,6 @@ A comparison that was stopped is resumed. A finished run is trained again only i
 """
 
 import json
-import re
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -199,7 +198,7 @@ def teacher_captions(teachers, cfg):
     path = Path(cfg['captions'])
     if path.exists() and read_json(path, AGAIN)['provenance'] == distillation.provenance(teachers):
         return
-    print(f'== {re.sub("[_-]", " ", path.stem)} ==', flush=True)
+    print(f'== {path.stem} ==', flush=True)
     distillation.distill(path, teachers, device=cfg['device'])
 
 

@@ -29,13 +29,9 @@ def read_settings(words):
 
 
 def value_of(text):
-    """A value as in Python, also ``dict(heads=2)`` as the docs write it; what is none is a string."""
+    """A value as in Python; what is none is a string."""
     try:
-        node = ast.parse(text.strip(), mode='eval').body
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == 'dict' and not node.args and all(
-                option.arg for option in node.keywords):
-            return {option.arg: ast.literal_eval(option.value) for option in node.keywords}
-        return ast.literal_eval(node)
+        return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError):
         return text
 

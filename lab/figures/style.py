@@ -10,7 +10,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.font_manager import findSystemFonts, fontManager
-from matplotlib.ft2font import FT2Font
 
 from utils import atomic_path
 
@@ -59,42 +58,31 @@ def drawable(texts, width=None, indent=''):
     :return: list of str
     """
     texts = list(texts)
-    use_font_for(''.join(texts))
-    return [(text if width is None else wrap(text, width, indent)).replace('$', r'\$') for text in texts]
-
-
-def wrap(text, width, indent=''):
-    """Break long lines, see :func:`drawable`."""
-    width = width // 2 if CHINESE.search(text) else width
-    return '\n'.join(textwrap.fill(line, width, subsequent_indent=indent) for line in text.splitlines())
-
-
-def use_font_for(text):
-    """Let the figures that follow show a text with Chinese characters; a text without any changes nothing.
-
-    Of the CHINESE_FONTS on this machine, or in the package ``mplfonts``, it takes the one that lacks the fewest of
-    these characters. Where there is none it says so, once.
-    """
-    if characters := {ord(character) for character in CHINESE.findall(text)}:
-        lacking = {name: len(characters - FT2Font(path).get_charmap().keys()) for name, path in chinese_fonts().items()}
-        plt.rcParams['font.family'] = ['sans-serif', *sorted(lacking, key=lacking.get)[:1]]
+    if CHINESE.search(''.join(texts)):
+        add_chinese_fonts()
+    if width is not None:
+        texts = ['\n'.join(textwrap.fill(line, width // (2 if CHINESE.search(text) else 1), subsequent_indent=indent)
+                           for line in text.splitlines()) for text in texts]
+    return [text.replace('$', r'\$') for text in texts]
 
 
 @cache
-def chinese_fonts():
-    """Name -> file of those of CHINESE_FONTS that there are."""
+def add_chinese_fonts():
+    """Let figures take what the usual font lacks from those CHINESE_FONTS that are on this machine or in the package
+    ``mplfonts``. Where there is none, say so, once.
+    """
     package = find_spec('mplfonts')
     files = {*findSystemFonts(), *findSystemFonts(package.submodule_search_locations if package else [])}
     for path in files - {font.fname for font in fontManager.ttflist}:  # installed since matplotlib made its list
         with suppress(Exception):  # not every file there is a font that can be read
             fontManager.addfont(path)
-    files = {font.name: font.fname for font in fontManager.ttflist}
-    found = {name: files[name] for name in CHINESE_FONTS if name in files}
+    there = {font.name for font in fontManager.ttflist}
+    found = [name for name in CHINESE_FONTS if name in there]
+    plt.rcParams['font.family'] = ['sans-serif', *found]
     if not found:
         warnings.filterwarnings('ignore', 'Glyph .* missing from')
         print('No font here has Chinese characters: figures show boxes in their place. `pip install mplfonts` brings '
               'one (on Linux also `apt install fonts-noto-cjk`); then restart the kernel.')
-    return found
 
 
 def save_figure(figure, path):

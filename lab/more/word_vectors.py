@@ -10,7 +10,6 @@ from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.train import distributed
 
 # gzip, zip, bzip2, zstd, 7z, xz
-PACKED = b'\x1f\x8b', b'PK\x03\x04', b'BZh91AY', b'\x28\xb5\x2f\xfd', b'7z\xbc\xaf', b'\xfd7zXZ'
 
 
 def load(embedding, path, word_map):
@@ -72,13 +71,12 @@ def lines(path, size):
     """
     try:
         with Path(path).open('rb') as file:
-            if b'\0' in (beginning := file.read(4096)) or beginning.startswith(PACKED):
+            if b'\0' in file.read(4096):
                 raise ValueError(f'{path} is packed or binary: unpack it, or save the vectors as text in UTF-8, a word '
                                  'and its numbers per line')
         file = open(path, encoding='utf-8-sig', errors='replace', newline='\n')
     except OSError as error:
         raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
-    strange = 0
     with file, distributed.progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
@@ -88,7 +86,6 @@ def lines(path, size):
             values = [value for value in values if value]
             if not word and not values or number == 1 and len(values) == 1:
                 continue
-            strange += '\ufffd' in word
             if number <= 2 and len(values) != size and values and all(map(is_number, values)):
                 raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, but embed_dim is '
                                  f'{size}: set embed_dim to the length of these vectors')
@@ -97,8 +94,6 @@ def lines(path, size):
                                  'file is cut off there, or has no word and its numbers, with blanks between, per line')
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
-    if strange:
-        distributed.log(f'{path}: words that are not in UTF-8 are not found ({strange} here): save it in UTF-8.')
 
 
 def is_number(text):

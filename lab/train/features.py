@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
-from torch.utils.data import DataLoader, Subset
 
 from datasets import CaptionDataset
 from lab.data import row_file
@@ -74,24 +73,6 @@ def code_of_encoder(encoder):
                 except OSError:  # typed into a console
                     code.append(f'{name} {function.__code__.co_code} {function.__code__.co_names}')
     return hashlib.sha256('\n'.join(code).encode()).hexdigest()[:16]
-
-
-def identity(data_folder, data_name, split):
-    """What a features file of a split is of.
-
-    :return: fingerprint of its pictures, whatever their captions; their number
-    """
-    with row_file.open_hdf5(CaptionDataset.path_of_images(data_folder, data_name, split)) as file:
-        return str(file.attrs['pictures']), len(file['names'])
-
-
-def features_path(data_folder, data_name, split, digest, mirror=False):
-    """The same for every vocabulary and number of captions, since the pictures are.
-
-    :param digest: :func:`encoder_digest`
-    """
-    name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', data_name)
-    return Path(data_folder).expanduser() / f"{split}_{'MIRRORED_' * mirror}FEATURES_{name}_{digest}.hdf5"
 
 
 def encode_splits(encoder, data_folder, data_name, wanted, device='cpu', output_folder=None):
@@ -173,9 +154,13 @@ def file_of(encoder, data_folder, data_name, split, mirror=False, output_folder=
     :param output_folder: as for :func:`encode_images`
     :return: path of a features file, the attributes that it must have, and its number of rows
     """
-    images, n = identity(data_folder, data_name, split)
+    images_path = CaptionDataset.path_of_images(data_folder, data_name, split)
+    with row_file.open_hdf5(images_path) as file:
+        # of the pictures alone: features are the same for every vocabulary and number of captions
+        images, n = str(file.attrs['pictures']), len(file['names'])
     stamp = {'images': images, 'encoder': encoder_digest(encoder), 'code': code_of_encoder(encoder)}
-    path = features_path(data_folder, data_name, split, stamp['encoder'], mirror)
+    name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', data_name)
+    path = images_path.with_name(f"{split}_{'MIRRORED_' * mirror}FEATURES_{name}_{stamp['encoder']}.hdf5")
     if output_folder and _stamp(path) != (stamp, n) and not os.access(data_folder, os.W_OK):
         path = Path(output_folder) / path.name
     return path, stamp, n
@@ -202,30 +187,23 @@ def _free_space(folder, needed):
 
 
 def _encode(encoder, dataset, device, batch_size, mirror, part, rows, grid):
-    """Encode the images ``rows`` (ascending) into their places in the file."""
-    loader = DataLoader(Subset(dataset, (rows * dataset.cpi).tolist()), batch_size,
-                        # it takes a seed from torch's generator: from one of its own, so that a training goes the same
-                        # way whether or not the features were there already
-                        generator=torch.Generator())
-    rows, row_bytes, done = rows.tolist(), grid.numel() * 2, 0
+    """Encode the images ``rows``, which follow one another, into their places in the file."""
+    if not len(rows):  # more processes than images
+        return
     what = f'{dataset.split.lower()} images'
     with row_file.open_rows(part, 'features') as file, \
             distributed.progress_bar(total=len(dataset.names), unit='image', desc=f'encode {what}') as bar:
-        first = file.tell()
-        for images, *_ in loader:
-            images = images.to(device, non_blocking=True)
+        file.seek(int(rows[0]) * grid.numel() * 2, os.SEEK_CUR)
+        for numbers in rows.split(batch_size):
+            images = dataset.images(numbers).to(device)
             grids = encoder.native_grid(images.flip(3) if mirror else images).half()
             if not grids.isfinite().all():
-                raise ValueError(f'the encoder gives numbers for {what} {rows[done]} to '
-                                 f'{rows[done + len(images) - 1]} that half precision cannot hold: take trained '
-                                 'encoder_weights, or set cache_features=False')
-            grids = grids.cpu().contiguous()
-            for row, pixels in zip(rows[done:], grids.numpy(), strict=False):
-                file.seek(first + row * row_bytes)
-                file.write(pixels.tobytes())
-            done += len(images)
+                raise ValueError(f'the encoder gives numbers for {what} {numbers[0]} to {numbers[-1]} that half '
+                                 'precision cannot hold: take trained encoder_weights, or set cache_features=False')
+            file.write(grids.cpu().contiguous().numpy().tobytes())
             bar.update(len(images) * distributed.count())  # the others are about as fast
-        row_file.sync(file)
+        file.flush()
+        os.fsync(file.fileno())  # it gets its name when all of it is on the disk
 
 
 def _stamp(path):
@@ -271,10 +249,7 @@ def read_into_memory(files, encoder, device='cpu'):
     free = _free_memory() / distributed.on_this_machine()
     if device.type != 'cuda' and needed > MEMORY_SHARE * free:
         return None
-    try:
-        features = torch.empty(shape, dtype=torch.float16, device=device)
-    except RuntimeError:  # out of memory: this process may have less than the machine
-        return None
+    features = torch.empty(shape, dtype=torch.float16, device=device)
     with distributed.progress_bar(total=len(features), desc='read features', unit='image',
                                   delay=2) as bar:
         for i, path in enumerate(files):

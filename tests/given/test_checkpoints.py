@@ -128,19 +128,6 @@ def test_no_checkpoint(trained, tmp_path, monkeypatch, content):
     assert not (tmp_path / 'evil').exists()
 
 
-@pytest.mark.parametrize('part', ['decoder', 'settings'])
-def test_a_flipped_byte_is_noticed(trained, tmp_path, part):
-    path = tmp_path / 'some.pth.tar'
-    content = bytearray(checkpoint_paths(trained[True][0])[0].read_bytes())
-    state = read_checkpoint(checkpoint_paths(trained[True][0])[0])
-    tensor = max(state['decoder'].values(), key=torch.Tensor.numel)
-    content[content.index(tensor.numpy().tobytes() if part == 'decoder' else b'decoder_lr')] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match='some.pth.tar is not .* of this lab .it is damaged: .*; train') as caught:
-        load_model(path, 'cpu')
-    assert '\n' not in str(caught.value)
-
-
 @pytest.mark.parametrize('state', [{'a': 1}, [1, 2], {'format': 1}, torch.zeros(3), {'model': {}}])
 def test_files_of_others(tmp_path, state):
     torch.save(state, tmp_path / 'other.pth')

@@ -3,7 +3,6 @@
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -117,30 +116,15 @@ def test_training_learns_these_captions(tiny_cfg, teacher, dataset, tmp_path):
     assert [model.words(one.words) for one in hypotheses] == [caption] * 4
 
 
-@pytest.mark.parametrize('content, match', [
-    (None, 'is not there: make it by distillation.py'),
-    ('[]', 'is no file of distillation.py'),
-    *[(json.dumps(dict(names=['a'], captions=captions)), 'is no file of distillation.py, with a list of words for each')
-      for captions in ([['a red star']], [[[1, 2]]], [[[]]], [None], None)],
-    ('{"names": [], "captions": []}', 'has the captions of other pictures'),
-])
-def test_other_files_are_refused(tiny_cfg, tmp_path, content, match):
-    path = tmp_path / 'captions.json'
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises((ValueError, FileNotFoundError), match=match):
-        train({**tiny_cfg, 'captions': str(path)})
-    assert not Path(tiny_cfg['output_folder']).exists()
-
-
 def test_another_number_of_captions_is_refused(dataset, tmp_path, tiny_data):
     path = tmp_path / 'captions.json'
     path.write_text(json.dumps(dict(names=dataset.names, captions=[[['a']]] * len(dataset.names))))
     word_map = load_word_map(tiny_data['data_folder'], tiny_data['data_name'])
     with pytest.raises(ValueError, match='another number of them'):
         dataset.replace_captions(path, word_map)
-    path.write_text(json.dumps(dict(names=dataset.names, captions=[[['a']] * dataset.cpi] * (len(dataset.names) - 1))))
-    with pytest.raises(ValueError, match='another number of them'):
+    path.write_text(json.dumps(dict(names=['other'] * len(dataset.names),
+                                    captions=[[['a']] * dataset.cpi] * len(dataset.names))))
+    with pytest.raises(ValueError, match='captions of other pictures'):
         dataset.replace_captions(path, word_map)
 
 
@@ -156,7 +140,7 @@ def test_a_comparison_distills(tiny_cfg, tmp_path, capsys, quick):
             for folder, attention in (('plain/seed_0', False), ('plain/seed_1', False), ('soft/seed_0', True),
                                       ('soft/seed_1', True))]
     assert json.loads(captions.read_text())['provenance']['teachers'] == [file_digest(path) for path in best]
-    assert capsys.readouterr().out.count('== captions by plain and soft ==') == 1
+    assert capsys.readouterr().out.count('== captions_by_plain-and-soft ==') == 1
 
     before = captions.stat().st_mtime_ns
     assert compare(runs, cfg, tmp_path, seeds=(0, 1), beam_sizes=(1,)) == results

@@ -385,20 +385,17 @@ def test_looking_at_what_is_named():
 def other_fonts(monkeypatch):
     """In the test CHINESE_FONTS are others, and what is found is forgotten afterwards."""
     family = plt.rcParams['font.family']
-    style.chinese_fonts.cache_clear()
+    style.add_chinese_fonts.cache_clear()
     yield lambda names: monkeypatch.setattr(style, 'CHINESE_FONTS', names)
-    style.chinese_fonts.cache_clear()
+    style.add_chinese_fonts.cache_clear()
     plt.rcParams['font.family'] = family
 
 
 def test_chinese_where_there_is_a_font(other_fonts):
     other_fonts(('a font that nobody has', 'DejaVu Sans'))
-    style.use_font_for('a red star')
-    assert plt.rcParams['font.family'] == ['sans-serif']
-    style.use_font_for('䷀ a')  # this it has
-    assert plt.rcParams['font.family'] == ['sans-serif', 'DejaVu Sans']
-    style.use_font_for('䷀ 狗')  # of this the other one has nothing
-    assert plt.rcParams['font.family'] == ['sans-serif', 'DejaVu Sans']
+    for text, family in (('a red star', ['sans-serif']), ('䷀ a', ['sans-serif', 'DejaVu Sans'])):  # which has ䷀
+        plot_captions([picture()], [text])
+        assert plt.rcParams['font.family'] == family
 
 
 @pytest.mark.filterwarnings('default')

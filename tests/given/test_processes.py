@@ -223,9 +223,7 @@ def test_a_wrong_setting_on_the_command_line(tiny_cfg, monkeypatch):
 
 
 @pytest.mark.parametrize(('text', 'value'), [
-    ('dict(heads=2)', {'heads': 2}), ("{'heads': 2}", {'heads': 2}), ('dict()', {}), (' (1.0, 0.7)', (1.0, 0.7)),
-    ('3e-4', 3e-4), ('None', None), ('runs/a', 'runs/a'), ('dict(a=b)', 'dict(a=b)'), ('list(a=1)', 'list(a=1)'),
-    ('dict(**{1: 2})', 'dict(**{1: 2})'), ('dict(2)', 'dict(2)'),
+    ("{'heads': 2}", {'heads': 2}), (' (1.0, 0.7)', (1.0, 0.7)), ('3e-4', 3e-4), ('None', None), ('runs/a', 'runs/a'),
     ('lab.more.cells.DecoderWithCell', 'lab.more.cells.DecoderWithCell')])
 def test_values_on_the_command_line(text, value):
     assert read_settings([f'a={text}']) == {'a': value}

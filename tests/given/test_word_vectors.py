@@ -1,8 +1,6 @@
 """Word vectors from text files."""
 
-import bz2
 import gzip
-import lzma
 import tracemalloc
 
 import pytest
@@ -108,30 +106,20 @@ def test_a_line_like_a_header_further_down(tmp_path):
     assert embedding.weight.tolist() == [[2], [3]]
 
 
-def test_words_that_are_not_in_utf_8(tmp_path, capsys):
+def test_words_that_are_not_in_utf_8(tmp_path):
     path = tmp_path / 'vectors.txt'
     path.write_bytes('caf\u00e9 1 2\nred 3 4\n'.encode('latin-1'))
     embedding = nn.Embedding(2, 2)
     assert load(embedding, path, {'caf\u00e9': 0, 'red': 1}) == 1
     assert embedding.weight[1].tolist() == [3, 4]
-    assert 'vectors.txt: words that are not in UTF-8 are not found (1 here)' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('content', [
-    gzip.compress(b'red 1 2 3\n'), bz2.compress(b'red 1 2 3\n'), lzma.compress(b'red 1 2 3\n'), b'PK\x03\x04red 1 2 3',
-    b'\x28\xb5\x2f\xfdred 1 2 3', b'7z\xbc\xaf\x27\x1cred 1 2 3', b'2 3\nred \x00\x00\x80?\x00\x00\x00@',
-    'red 1 2 3\n'.encode('utf-16')], ids=['gzip', 'bzip2', 'xz', 'zip', 'zstd', '7z', 'word2vec', 'utf-16'])
+@pytest.mark.parametrize('content', [gzip.compress(b'red 1', mtime=0), b'2 3\nred \x00\x80?', 'red 1'.encode('utf-16')])
 def test_packed_and_binary_files(tmp_path, content):
     path = tmp_path / 'vectors'
     path.write_bytes(content)
     with pytest.raises(ValueError, match='vectors is packed or binary: unpack it, or save the vectors as text'):
         load(nn.Embedding(2, 3), path, {'red': 1})
-
-
-def test_words_that_begin_as_packed_files_do(tmp_path):
-    path = tmp_path / 'vectors'
-    path.write_text('PKW 1 2 3\nBZhang 4 5 6\nred 7 8 9\n')
-    assert load(nn.Embedding(2, 3), path, {'red': 1, 'PKW': 0}) == 2
 
 
 def test_a_second_training_from_one_without(tiny_cfg, vectors, tmp_path):
