@@ -7,6 +7,7 @@ import sys
 import nbformat
 import pytest
 import torch
+from programs import needs
 
 from lab.train.checkpoints import FORMAT
 from lab.train.source import ROOT
@@ -131,7 +132,7 @@ def test_pdf(tmp_path, monkeypatch):
     assert not render.write_pdf(page, pdf) and {path.name for path in tmp_path.iterdir()} == {page.name}
 
 
-@pytest.mark.skipif(render.find_browser() is None, reason='there is no browser here')
+@needs('browser')
 def test_pdf_of_a_browser(tmp_path):
     page, pdf = tmp_path / 'report.html', tmp_path / 'report.pdf'
     page.write_text('<p style="break-after: page">1<p>2')
