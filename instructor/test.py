@@ -4,18 +4,43 @@ With ``--all`` the slow ones too (``make test-all``): before a release.
 
 The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
 then come the instructor's tests, which build the handout and grade submissions (with ``--all`` the whole demo runs).
+All run as on a machine without the programs of tests/given/programs.py. What was skipped runs again with those that are
+here, and what is skipped then is listed at the end.
 """
 
 import argparse
 import os
 import subprocess
 import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from xml.etree import ElementTree
 
 from instructor.assemble import ROOT, assemble
+from tests.given.programs import path_without_programs
 
 # the files that take longest come first, so that neither process waits for the other in the end
 LONG = [f'tests/given/test_{name}.py' for name in ('notebooks', 'app', 'processes', 'solver', 'extensions', 'compare')]
 LONG_OF_INSTRUCTOR = [f'instructor/tests/test_{name}.py' for name in ('demo', 'grade', 'handout', 'bonus', 'mistakes')]
+
+
+def run(title, folder, *command, **environment):
+    """:return: whether it ended well"""
+    print(f'\n== {title}: {" ".join(command)} ==', flush=True)
+    done = subprocess.run([sys.executable, '-m', *command], cwd=folder, env={**os.environ, **environment})
+    return done.returncode == 0
+
+
+def run_tests(title, folder, *arguments, **environment):
+    """:return: whether all passed; dict test that was skipped, as pytest takes it -> reason"""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, 'report.xml')
+        passed = run(title, folder, 'pytest', *arguments, '-o', 'junit_family=xunit1', f'--junit-xml={report}',
+                     **environment)
+        cases = ElementTree.parse(report).iter('testcase') if report.exists() else []
+        return passed, {f'{case.get("file")}::{case.get("name")}': reason.get('message')
+                        for case in cases for reason in case.iter('skipped')}
 
 
 def main():
@@ -23,20 +48,26 @@ def main():
     parser.add_argument('--all', action='store_true', help='also those marked slow: the whole demo, all attacks, ...')
     chosen = ['-m', ''] if parser.parse_args().all else []  # pyproject.toml leaves the slow ones out
     build = assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')
-    environment = {**os.environ, 'MPLBACKEND': 'Agg'}
-    environment.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
-    environment.setdefault('CAPTIONING_SHARED_DATA', str(ROOT.parent / 'shared' / 'data'))
+    os.environ['MPLBACKEND'] = 'Agg'
+    os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
+    os.environ.setdefault('CAPTIONING_SHARED_DATA', str(ROOT.parent / 'shared' / 'data'))
     two_files_at_a_time = ['-n', '2', '--dist', 'loadfile', '--no-loadscope-reorder', *chosen]
-    steps = [
-        ('lint', ROOT, ['ruff', 'check', '.']),
-        ('the lab, on the reference', build, ['pytest', *LONG, 'tests', *two_files_at_a_time]),
-        ('the instructor', ROOT, ['pytest', *LONG_OF_INSTRUCTOR, 'instructor/tests', *two_files_at_a_time]),
-    ]
-    failed = []
-    for title, folder, command in steps:
-        print(f'\n== {title}: {" ".join(command)} ==', flush=True)
-        if subprocess.run([sys.executable, '-m', *command], cwd=folder, env=environment).returncode:
-            failed.append(title)
+    steps = [('the lab, on the reference', build, [*LONG, 'tests']),
+             ('the instructor', ROOT, [*LONG_OF_INSTRUCTOR, 'instructor/tests'])]
+    passed = {'lint': run('lint', ROOT, 'ruff', 'check', '.')}
+    missing = defaultdict(list)  # reason -> tests
+    with path_without_programs() as path:
+        for title, folder, files in steps:
+            passed[title], again = run_tests(title, folder, *files, *two_files_at_a_time, PATH=path)
+            if again:
+                title = f'{title}, what was skipped'
+                passed[title], skipped = run_tests(title, folder, *again, *two_files_at_a_time)
+                for test, reason in skipped.items():
+                    missing[reason].append(test)
+    for reason, tests in missing.items():
+        files = ', '.join(sorted({Path(test.partition('::')[0]).name for test in tests}))
+        print(f'skipped {len(tests)} test{"s"[:len(tests) > 1]} of {files}: {reason}')
+    failed = [title for title, well in passed.items() if not well]
     sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from isolation import needs_isolation, needs_readable_python
 
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
@@ -268,9 +269,6 @@ def graded(request, tmp_path_factory, listener):
     assert [result['name'] for result in results] == list(wanted)
     print(f'{len(results)} submissions in {seconds:.0f} s')
     return {r['name']: (r, wanted[r['name']]) for r in results}, seconds, output, paths
-
-
-needs_isolation = pytest.mark.skipif(not sandbox.bubblewrap(), reason='bubblewrap is missing or not allowed here')
 
 
 @needs_isolation
@@ -663,12 +661,7 @@ def test_a_sandbox_that_does_not_work_is_no_zero(tmp_path, monkeypatch):
         grade_all([str(tmp_path / 'a.py')], tmp_path / 'out', progress=False)
 
 
-def readable_for_all():
-    folders = [Path(sys.executable).resolve(), Path(sys.prefix)]
-    return all(p.stat().st_mode & 0o005 for folder in folders for p in [folder, *folder.parents])
-
-
-@pytest.mark.skipif(os.name != 'posix' or not readable_for_all(), reason='Python is not readable for all users here')
+@needs_readable_python
 def test_without_bubblewrap_limits_still_hold(tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, 'bubblewrap', lambda: None)
     (tmp_path / 'right.py').write_text(RIGHT)

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from isolation import needs_isolation, needs_readable_python
 from warm import run_module
 
 from instructor import bonus, handout, translate
@@ -20,6 +21,7 @@ from instructor.cut import REFERENCE
 from instructor.expected import checking
 from instructor.handout import NAME, HandoutError, build, files, pack, prove_it_works, prove_nothing_is_given_away
 from instructor.mistakes import mistakes
+from tests.given.programs import path_without_programs
 
 
 @pytest.fixture(scope='module', params=['en', 'zh'])
@@ -193,8 +195,13 @@ def autograde(root, content, command='source/run_autograder'):
     return json.loads((root / 'results' / 'results.json').read_text())
 
 
-def test_gradescope_grades(gradescope):
-    results = autograde(gradescope, REFERENCE.read_text())
+@pytest.mark.parametrize('isolated', [pytest.param(True, marks=needs_isolation),
+                                      pytest.param(False, marks=needs_readable_python)])
+def test_gradescope_grades(gradescope, isolated, monkeypatch):
+    with path_without_programs() as path:
+        if not isolated:  # bubblewrap may be forbidden there
+            monkeypatch.setenv('PATH', path)
+        results = autograde(gradescope, REFERENCE.read_text())
     points = [points for entry in checking.rubric().values() for points in entry['points'].values()]
     assert results['score'] == sum(points) and len(results['tests']) == len(points)
     assert results['stdout_visibility'] == 'hidden' and all(t['status'] == 'passed' for t in results['tests'])

@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from isolation import needs_isolation
 
 from instructor import expected
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
 from instructor.expected import checking
-from instructor.grading import sandbox
 
 PAGE = 'docs/instructors.md'
 OLD, NEW = 'f_beta', 'gate'
@@ -117,7 +117,7 @@ def test_the_faster_form_knows_the_new_name(recipe):
     run(recipe[0], 'pytest', '-q', 'instructor/tests/test_fast.py', '-k', 'sped_up and tutorial')
 
 
-@pytest.mark.skipif(not sandbox.bubblewrap(), reason='bubblewrap is missing or not allowed here')
+@needs_isolation
 def test_the_grader_gives_the_reference_all_points(recipe):
     run(recipe[0], 'instructor.grade', 'instructor/models.py', '--output', 'build/grades')
     grade = json.loads((recipe[0] / 'build/grades/pages/instructor/grade.json').read_text())

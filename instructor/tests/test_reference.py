@@ -469,7 +469,7 @@ def test_every_parameter_learns(kind):
     assert set(learnt) == read, 'the words that are read learn: not <end>, not <pad>'
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA GPU here')
 @pytest.mark.parametrize('kind', KINDS)
 def test_on_the_gpu_as_on_the_cpu(kind):
     decoder = make_decoder(kind)

@@ -299,7 +299,7 @@ def main(arguments=None):
         print('stopped; the same command goes on from here', file=sys.stderr)
         return 1
     print(f'\nNext:\n  python create_input_files.py --dataset {options.name} --karpathy-json-path '
-          f'{folder / f"dataset_{options.name}.json"} --image-folder {folder / "images"} '
+          f'"{folder / f"dataset_{options.name}.json"}" --image-folder "{folder / "images"}" '
           f'--output-folder data/{options.name}')
     return 0
 

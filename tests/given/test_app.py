@@ -1,7 +1,6 @@
 """Pictures of one's own: the function behind the form, the form without a browser, and its page in a real one."""
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
+from programs import needs
 
 from lab import app
 from lab.data.images import ImageFileError
 from lab.decode.evaluate import caption_image
 from lab.figures import lit
 from lab.train.checkpoints import load_models
+from report.render import find_browser
 from solver import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,12 +181,9 @@ def test_without_a_trained_model_the_page_says_so(tmp_path, monkeypatch):
 
 @pytest.fixture
 def browser():
-    playwright = pytest.importorskip('playwright.sync_api')
-    chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
-    if not chromium:
-        pytest.skip('there is no chromium here')
+    playwright = pytest.importorskip('playwright.sync_api', reason='no Playwright here: pip install playwright')
     with playwright.sync_playwright() as started, closing(started.chromium.launch(
-            executable_path=chromium, args=['--no-sandbox'])) as browser:
+            executable_path=find_browser(), args=['--no-sandbox'])) as browser:
         yield browser
 
 
@@ -204,6 +202,7 @@ def address(run_folder):
             server.stdout.read()
 
 
+@needs('browser')
 def test_the_page_in_a_browser(browser, address, models, phone_photo, tmp_path):
     (tmp_path / 'notes.jpg').write_text('no picture')
     page = browser.new_page(viewport=dict(width=390, height=800))  # a phone's

@@ -363,7 +363,7 @@ def test_scores_that_are_no_numbers_are_refused(search):
         search(decoder, pictures(3), WORD_MAP)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU')
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA GPU here')
 @pytest.mark.parametrize('kind', ['rnn', 'attention'])
 def test_on_the_gpu_as_on_the_cpu(kind):
     decoder, encoder_out = network(kind, 3, 1), pictures(5)

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from programs import needs
 
 from lab.decode.cider import CiderD
 from lab.decode.coco_metrics import NAMES, coco_scores, image_ids, write_coco_files
@@ -17,18 +18,21 @@ REFERENCES = [['a red star and a moon'.split(), 'one star'.split()], ['two blue 
 CAPTIONS = ['a red star'.split(), 'two red moons'.split(), 'a green square left of a moon'.split()]
 
 
-def test_published_figures(shared_data):
+@pytest.mark.parametrize('meteor', [False, pytest.param(True, marks=needs('Java'))])
+def test_published_figures(shared_data, meteor, monkeypatch):
     pytest.importorskip('pycocoevalcap')
-    expected = json.loads((shared_data / 'metrics/expected.json').read_text())
-    captions, first, second = ([line.split() for line in (shared_data / 'metrics' / name).open()]
+    if not meteor:
+        monkeypatch.setattr(shutil, 'which', lambda name: None)
+    folder = shared_data / 'metrics'
+    expected = json.loads((folder / 'expected.json').read_text())
+    captions, first, second = ([line.split() for line in (folder / name).open()]
                                for name in ('hyp.txt', 'ref1.txt', 'ref2.txt'))
     scores = coco_scores([list(pair) for pair in zip(first, second, strict=True)], captions)
-    assert list(scores) == [name for name in NAMES if name != 'METEOR' or shutil.which('java')]
-    for name, score in scores.items():
-        assert score == pytest.approx(expected[name], abs=1e-6), name
+    assert list(scores) == [name for name in NAMES if name != 'METEOR' or meteor]
+    assert scores == pytest.approx({name: expected[name] for name in scores}, abs=1e-6)
 
 
-@pytest.mark.skipif(not shutil.which('java'), reason='METEOR needs Java')
+@needs('Java')
 def test_wherever_python_lies_and_whatever_white_space_a_word_holds(tmp_path, monkeypatch):
     pytest.importorskip('pycocoevalcap')
     place = tmp_path / 'mein Übungsplatz, 图像 %20'
@@ -86,22 +90,29 @@ def test_image_ids():
     assert image_ids(['10/a_7', '10/b_8']) == [7, 8]
 
 
-def test_the_official_tools_read_the_files(tmp_path):
+@pytest.fixture
+def official(tmp_path):
+    """What the official tools read: references and results."""
     coco = pytest.importorskip('pycocotools.coco')
     captions = [dict(name=f'COCO_val2014_{i + 7:012}.jpg', caption=caption, references=references, score=-1.0)
                 for i, (caption, references) in enumerate(zip(CAPTIONS, REFERENCES, strict=True))]
     write_coco_files(tmp_path / 'results.json', captions, tmp_path / 'annotations.json')
     assert sorted(path.name for path in tmp_path.iterdir()) == ['annotations.json', 'results.json']
     truth = coco.COCO(str(tmp_path / 'annotations.json'))
+    return truth, truth.loadRes(str(tmp_path / 'results.json'))
+
+
+def test_the_official_tools_read_the_files(official):
+    truth, results = official
     assert len(truth.anns) == sum(map(len, REFERENCES))  # each has a number of its own
-    results = truth.loadRes(str(tmp_path / 'results.json'))
     assert results.getImgIds() == [7, 8, 9]
     assert [result['caption'] for result in results.imgToAnns[8]] == ['two red moons']
     assert [reference['caption'] for reference in truth.imgToAnns[7]] == ['a red star and a moon', 'one star']
-    if shutil.which('java'):
-        evaluation = pytest.importorskip('pycocoevalcap.eval').COCOEvalCap(truth, results)
-        evaluation.evaluate = None  # it would run SPICE; its tokenizer and CIDEr are enough here
-        from pycocoevalcap.cider.cider import Cider
-        from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-        tokens = [PTBTokenizer().tokenize({i: of.imgToAnns[i] for i in (7, 8, 9)}) for of in (truth, results)]
-        assert Cider().compute_score(*tokens)[0] == pytest.approx(CiderD(REFERENCES).score(CAPTIONS))
+
+
+@needs('Java')
+def test_the_official_tokenizer_and_cider_take_them(official):
+    cider = pytest.importorskip('pycocoevalcap.cider.cider').Cider()
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+    tokens = [PTBTokenizer().tokenize({i: of.imgToAnns[i] for i in (7, 8, 9)}) for of in official]
+    assert cider.compute_score(*tokens)[0] == pytest.approx(CiderD(REFERENCES).score(CAPTIONS))

@@ -32,6 +32,7 @@ RUNS = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """METEOR's Java takes longer to start than everything else here; test_coco_metrics.py has it."""
+    monkeypatch.setattr('lab.decode.coco_metrics.shutil', Mock())
     monkeypatch.setattr('lab.decode.coco_metrics._meteor', lambda *_: 0.25)
 
 

@@ -779,22 +779,19 @@ def test_files_of_another_program_stay(data, tmp_path, kinds):
 # --- Real photos ---
 
 
-def test_photos_of_odd_sizes(tmp_path):
-    shared = Path(os.environ.get("CAPTIONING_SHARED_DATA", ROOT.parent / "shared" / "data"))
-    if not (shared / "originals" / "captions.json").is_file():
-        pytest.skip("the photos are not here")
-    captions = json.loads((shared / "originals" / "captions.json").read_text())
+def test_photos_of_odd_sizes(tmp_path, shared_data):
+    captions = json.loads((shared_data / "originals" / "captions.json").read_text())
     names = sorted(captions)
     entries = [{"filename": name, "split": "train" if i % 6 else ("val" if i % 12 else "test"),
                 "sentences": [{"tokens": text.lower().split()} for text in captions[name]]}
                for i, name in enumerate(names)]
     path = tmp_path / "k.json"
     path.write_text(json.dumps({"images": entries}))
-    summary = create_input_files("photos", path, shared / "originals", 5, 2, tmp_path)
+    summary = create_input_files("photos", path, shared_data / "originals", 5, 2, tmp_path)
     train, word_map = read(tmp_path, "TRAIN", "photos_5_cap_per_img_2_min_word_freq")
     assert train["names"] == [e["filename"] for e in entries if e["split"] == "train"]
     for i in (0, 7, 20):
-        with Image.open(shared / "originals" / train["names"][i]) as photo:
+        with Image.open(shared_data / "originals" / train["names"][i]) as photo:
             exact = np.asarray(photo.convert("RGB").resize((256, 256), Image.Resampling.BOX))
         assert np.abs(train["images"][i].transpose(1, 2, 0).astype(int) - exact).mean() < 8
     counts = Counter(t for e in entries if e["split"] == "train" for s in e["sentences"] for t in s["tokens"])

@@ -115,8 +115,8 @@ ALL = {'dataset_coco.json', *BOXES, *(f'images/{name[5:-17]}/{name}' for name in
 
 
 def test_the_command_that_it_prints_takes_what_it_fetched(coco, tmp_path, capsys, monkeypatch):
-    assert main(coco) == 0
-    assert files_in(tmp_path / 'coco') == ALL
+    assert main(['coco', '--folder', str(tmp_path / 'my data')]) == 0
+    assert files_in(tmp_path / 'my data/coco') == ALL
     *_, command = capsys.readouterr().out.strip().splitlines()
     monkeypatch.chdir(tmp_path)
     assert create_input_files.main([*shlex.split(command)[2:], '--min-word-freq', '1']) == 0

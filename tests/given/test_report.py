@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from bs4 import BeautifulSoup
+from programs import needs
 
 from lab.app import figure_html
 from lab.experiments.compare import beam_table, comparison_table
@@ -167,7 +168,7 @@ def test_pdf(tmp_path, monkeypatch):
     assert not render.write_pdf(page, pdf) and {path.name for path in tmp_path.iterdir()} == {page.name}
 
 
-@pytest.mark.skipif(render.find_browser() is None, reason='there is no browser here')
+@needs('browser')
 def test_pdf_of_a_browser(tmp_path):
     page, pdf = tmp_path / 'report.html', tmp_path / 'report.pdf'
     page.write_text('<p style="break-after: page">1<p>2')
