@@ -81,23 +81,6 @@ def test_of_many_pictures_some_are_shuffled_at_a_time_in_blocks_of_the_file(by_p
     assert len(first_blocks) == 2  # others in each epoch
 
 
-@pytest.mark.parametrize('flipped', [False, True])
-def test_what_is_read_from_the_file_is_announced_in_blocks_each_once(dataset, monkeypatch, flipped):
-    monkeypatch.setattr(batches, 'BLOCK', 10)
-    expected = []
-    monkeypatch.setattr(dataset, 'expect', lambda *block: expected.append(block))
-    some = Batches(dataset, [torch.tensor([0, 1, 57, 61]), torch.tensor([110, 3, 119])],
-                   torch.ones(len(dataset), dtype=torch.bool) if flipped else None)
-    some[0], some[1], some[0]
-    assert expected == [(flipped, 0, 10), (flipped, 10, 20), (flipped, 20, 30)]
-
-
-def test_what_is_held_in_memory_is_not_announced(dataset, monkeypatch):
-    dataset.in_memory = torch.zeros(len(dataset.names), 2, 2, 3)
-    monkeypatch.setattr(dataset, 'expect', None)
-    assert len(Batches(dataset, [torch.tensor([0, 7])])[0].images) == 2
-
-
 def test_a_single_caption_left_over_is_left_out_and_a_batch_size_of_one_is_kept(dataset):
     assert sum(map(len, shuffled(dataset, 17, torch.Generator()))) == 119
     assert len(shuffled(dataset, 1, torch.Generator())) == 120

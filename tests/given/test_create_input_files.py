@@ -1,13 +1,10 @@
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 from collections import Counter, namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -205,21 +202,6 @@ def test_same_files_whatever_the_number_of_workers(tmp_path, skip_bad):
 
 
 # --- Decoding ---
-
-
-def test_each_word_is_once_in_memory_and_nothing_else_of_the_json(data, tmp_path):
-    for entry in data.entries:
-        entry |= {"cocoid": "x" * 10000, "sentences": [dict(s, raw="x" * 10000) for s in entry["sentences"]]}
-    tracemalloc.start()
-    try:
-        data.run(tmp_path / "out")
-        before, _ = tracemalloc.get_traced_memory()
-        pictures, _ = cif.read_karpathy(data.json, data.images, 50)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 0.1 * data.json.stat().st_size
-    assert len({id(caption[0]) for picture in pictures for caption in picture.captions}) == 1  # "a"
 
 
 def test_fingerprint_of_the_pictures_alone(data, tmp_path):
@@ -656,39 +638,6 @@ def command(data, out, *options, prelude=""):
     return [sys.executable, "-c", code, "--dataset", "toy", "--karpathy-json-path", str(data.json),
             "--image-folder", str(data.images), "--captions-per-image", "2", "--min-word-freq", "1",
             "--output-folder", str(out), *options]
-
-
-def complete_in(folder):
-    """Names of the splits that are complete."""
-    return {path.name for path in folder.glob("*.hdf5")}
-
-
-def test_killed_at_random_moments(tmp_path):
-    data = make_data(tmp_path, 150)
-    (data.images / "sub/50.png").write_bytes(b"no image")
-    out, never_killed = tmp_path / "out", tmp_path / "never_killed"
-    data.run(never_killed, image_size=256, skip_bad=True)
-    slow = "import time, PIL.Image as i\nf = i.open\ni.open = lambda p: time.sleep(0.01) or f(p)"
-    rng, kills, kept = random.Random(1), 0, set()
-    for attempt in range(8):
-        process = subprocess.Popen(command(data, out, "--skip-bad", "--workers", "1", prelude=slow), cwd=ROOT,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        # the first kills may come as early as they like, the others when one split more is complete
-        while attempt > 2 and process.poll() is None and complete_in(out) <= kept:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        if process.returncode == 0:
-            break
-        kills += 1
-        assert complete_in(out) >= kept
-        kept = complete_in(out)
-        assert kept <= set(names := everything(never_killed)) and all(
-            content == names[name] for name, content in everything(out).items() if name in kept)
-    assert kills >= 4
-    data.run(out, image_size=256, skip_bad=True)
-    assert everything(out) == everything(never_killed)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])

@@ -286,12 +286,6 @@ def test_a_read_only_data_folder(tiny_cfg, tmp_path):
     assert len([*Path(tiny_cfg['output_folder']).glob('*_FEATURES_*')]) == 3
 
 
-def test_the_bar_moves(data, capsys):
-    encode_images(patches(), *data, 'VAL', batch_size=4)
-    bars = capsys.readouterr().err
-    assert 'encode val images' in bars and '6/6 [' in bars and 'image/s' in bars
-
-
 def test_features_beyond_half_precision(data):
     encoder = patches().eval()
     with torch.no_grad():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from small import ATTENTION, EMBED, LENGTHS, PIXELS, READ, STATE, captions, make, pictures, run, states
+from small import ATTENTION, LENGTHS, PIXELS, READ, STATE, make, pictures, run, states
 from torch.nn import functional as F
 
 from lab.more.self_critical import surrogate_loss
@@ -174,7 +174,3 @@ def test_the_surrogates_gradient_is_advantage_times_gradient_of_log_p(baseline):
             b = greedy[i] if baseline == 'greedy' else sum(others) / 2
             assert log_p.grad[i, j].item() == pytest.approx((-(reward[i, j] - b) * weights[i] / 3).item())
     assert loss.item() == pytest.approx((log_p.grad * log_p).sum().item())
-
-
-def test_sizes_are_all_different():
-    assert len({PIXELS, ATTENTION, EMBED, STATE, *captions().shape}) == 6
