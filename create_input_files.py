@@ -227,10 +227,7 @@ def read_header(path):
 
 
 class Files:
-    """Paths of the ten files.
-
-    :ivar images, captions, lengths: dict split -> path; ``word_map``: path; ``jsons``: list of all but the images
-    """
+    """Paths of the ten: ``images``, ``captions``, ``lengths`` by split, ``word_map``; ``jsons`` are the last seven."""
 
     def __init__(self, folder, data_name):
         self.images, self.captions, self.lengths = (

@@ -37,8 +37,7 @@ from solver import check_settings, train
 from utils import atomic_path, best_epoch, markdown_table, read_json, sentence
 
 # the fingerprints cover the data and the files; the others change no result
-NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device',
-                'print_freq')
+NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device', 'print_freq')
 AGAIN = 'delete it and run the comparison again'
 METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
