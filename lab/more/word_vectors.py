@@ -9,8 +9,6 @@ from torch import nn
 from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.train import distributed
 
-# gzip, zip, bzip2, zstd, 7z, xz
-
 
 def load(embedding, path, word_map):
     """Fill a word embedding from a file, line by line: memory for the words of the vocabulary only.
