@@ -1,6 +1,7 @@
 """HDF5 files with one large array whose rows are read, and perhaps written, straight at their place in the file."""
 
 import mmap
+import os
 from pathlib import Path
 
 import h5py
@@ -11,17 +12,17 @@ def open_hdf5(path):
     """Open an HDF5 file for reading, without a lock: files of the lab do not change once they have their name.
 
     :raises FileNotFoundError: no such file
-    :raises ValueError: a file that is cut, empty or no HDF5 file; the message names it
+    :raises ValueError: a file that cannot be read; the message names it
     """
     try:
         return h5py.File(Path(path).expanduser(), 'r', locking=False)
     except FileNotFoundError:
         raise FileNotFoundError(f'{path} is not there') from None
     except OSError as error:
-        advice = 'it is cut, empty or no HDF5 file: delete it and make it again'
+        why = os.strerror(error.errno) if error.errno else 'it is cut, empty or no HDF5 file, delete it and make it again'
         if 'unable to lock' in str(error):
-            advice = 'its drive knows no locks: set the environment variable HDF5_USE_FILE_LOCKING=FALSE'
-        raise ValueError(f'{path} cannot be read, {advice} ({error})') from error
+            why = 'its drive knows no locks, set the environment variable HDF5_USE_FILE_LOCKING=FALSE'
+        raise ValueError(f'{path} cannot be read: {why} ({error})') from error
 
 
 def create(path, name, shape, dtype, attributes, strings=()):
