@@ -19,7 +19,7 @@ def open_hdf5(path):
     except FileNotFoundError:
         raise FileNotFoundError(f'{path} is not there') from None
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else 'it is cut, empty or no HDF5 file, delete it and make it again'
+        why = os.strerror(error.errno) if error.errno else 'it is cut, empty or no HDF5 file: make it again'
         if 'unable to lock' in str(error):
             why = 'its drive knows no locks, set the environment variable HDF5_USE_FILE_LOCKING=FALSE'
         raise ValueError(f'{path} cannot be read: {why} ({error})') from error
