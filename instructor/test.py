@@ -66,7 +66,7 @@ def main():
                     missing[reason].append(test)
     for reason, tests in missing.items():
         files = ', '.join(sorted({Path(test.partition('::')[0]).name for test in tests}))
-        print(f'skipped {len(tests)} test{"s"[:len(tests) > 1]} of {files}: {reason}')
+        print(f'skipped {len(tests)} test{"s"[:len(tests) > 1]} of {files}: {reason}', flush=True)
     failed = [title for title, well in passed.items() if not well]
     sys.exit(f'failed: {", ".join(failed)}' if failed else 0)
 
