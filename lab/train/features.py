@@ -84,7 +84,7 @@ def encode_splits(encoder, data_folder, data_name, wanted, device='cpu', output_
     :raises OSError, ValueError: as :func:`encode_images`
     """
     if distributed.rank() == 0:
-        needed, grid, folder = 0, None, Path(data_folder)
+        needed, grid, folder = 0, None, None
         for split, mirror in wanted:
             path, stamp, n = file_of(encoder, data_folder, data_name, split, mirror, output_folder)
             if _stamp(path) != (stamp, n):
@@ -92,7 +92,7 @@ def encode_splits(encoder, data_folder, data_name, wanted, device='cpu', output_
                     grid = _grid(encoder, CaptionDataset.path_of_images(data_folder, data_name, split), device)
                 needed, folder = needed + n * grid.numel() * 2, path.parent
         if needed:
-            if folder != Path(data_folder):
+            if folder != Path(data_folder).expanduser():
                 print(f"{data_folder} cannot be written: the encoder's features go to {folder}.")
             folder.mkdir(parents=True, exist_ok=True)
             free = _free_space(folder, needed)
@@ -161,7 +161,7 @@ def file_of(encoder, data_folder, data_name, split, mirror=False, output_folder=
     stamp = {'images': images, 'encoder': encoder_digest(encoder), 'code': code_of_encoder(encoder)}
     name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', data_name)
     path = images_path.with_name(f"{split}_{'MIRRORED_' * mirror}FEATURES_{name}_{stamp['encoder']}.hdf5")
-    if output_folder and _stamp(path) != (stamp, n) and not os.access(data_folder, os.W_OK):
+    if output_folder and _stamp(path) != (stamp, n) and not os.access(path.parent, os.W_OK):
         path = Path(output_folder) / path.name
     return path, stamp, n
 

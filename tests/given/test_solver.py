@@ -114,7 +114,7 @@ def test_a_tilde_is_the_home_folder(tiny_cfg, tmp_path, monkeypatch):
         caption_split(model, 'VAL', 1, data_folder='~/data', data_name=tiny_cfg['data_name'])) * 5
     summary = create_input_files('copy', '~/data/dataset_shapes.json', '~/data', 5, 1, '~/prepared')
     assert (tmp_path / 'prepared' / f"WORDMAP_{summary['data_name']}.json").exists()
-    assert not (tmp_path / '~').exists()
+    assert not (tmp_path / '~').exists() and not [*(tmp_path / 'mine').glob('*_FEATURES_*')]
 
 
 # --- The loss ---
