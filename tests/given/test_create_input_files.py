@@ -766,6 +766,7 @@ def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monk
         second = pool.submit(data.run, tmp_path / "out")
         time.sleep(1)
         assert len(written) == 1 and not second.done()
+        assert (tmp_path / "out/.lock").stat().st_mode & 0o777 == 0o666  # of other users, too
         go_on.set()
         assert first.result(60)["splits"] == second.result(60)["splits"]
     assert len(written) == 3

@@ -1,4 +1,4 @@
-"""CaptionDataset: what its items hold, and that it works in any loading process."""
+"""CaptionDataset: what its items hold, and which files it refuses."""
 
 import json
 import os
@@ -11,7 +11,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from datasets import CaptionDataset, content_digest, speaks_of_a_side
 from lab.data import row_file
@@ -98,18 +97,6 @@ def test_pickles_before_and_after_the_first_item(make):
     for other in (fresh, used):
         assert all(torch.equal(a, b) for a, b in zip(other[3], first, strict=True))
     assert len(pickle.dumps(dataset)) < 1e6  # no images in it
-
-
-@pytest.mark.parametrize('context', ['fork', 'spawn'])
-def test_workers_read_what_the_parent_reads(make, context):
-    dataset = make('VAL')
-    first = dataset[0]  # the parent's file is open: a worker must not use it
-    alone = list(DataLoader(dataset, batch_size=8))
-    workers = list(DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context=context))
-    assert len(alone) == len(workers) == 4
-    for one, other in zip(alone, workers, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-    assert torch.equal(dataset[0][0], first[0])
 
 
 def test_rows_are_read_where_they_lie(tmp_path):

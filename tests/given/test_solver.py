@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
@@ -704,6 +705,12 @@ def test_a_loss_of_ones_own_is_used_in_training_and_validation(tiny_cfg):
 def test_every_way_to_train(tiny_cfg, changes):
     history = train({**tiny_cfg, **changes})
     assert history[1]['train_loss'] < history[0]['train_loss']
+
+
+def test_no_processes_are_started(tiny_cfg, monkeypatch):
+    """They would need a main guard, and shared memory, of which a container has little."""
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, 'start', lambda _: pytest.fail('a process was started'))
+    train({**tiny_cfg, 'cache_features': False, 'flip': True, 'epochs': 1})
 
 
 def test_settings_of_the_batches_are_heard(tiny_cfg, monkeypatch):
