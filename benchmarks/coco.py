@@ -71,7 +71,7 @@ def write_all(folder, args):
     from models import Encoder
 
     rng = np.random.default_rng(0)
-    words = [f'w{i}' for i in range(args.words - 4)]
+    words = [f'w{i:05}' for i in range(args.words - 4)]  # in alphabetical order, as build_word_map numbers them
     (folder / f'WORDMAP_{NAME}.json').write_text(json.dumps(build_word_map([words], 1)))
     torch.manual_seed(0)
     weights = folder / 'encoder.pth'
