@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-import torch
 from filelock import FileLock, Timeout
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+# torch is imported where it is used: it takes seconds, and create_input_files does without
 
 
 @contextmanager
@@ -101,6 +101,7 @@ def markdown_table(header, rows, align='---:'):
 
 def seed_everything(seed):
     """Seed Python's, numpy's and torch's random generators (all devices)."""
+    import torch
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -131,6 +132,7 @@ def best_epoch(history):
 
 def packed(scores, decode_lengths):
     """Predictions as a ``PackedSequence``, (words, vocab_size) without padding; packed ones stay."""
+    from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
     if isinstance(scores, PackedSequence):
         return scores
     return pack_padded_sequence(scores, decode_lengths, batch_first=True)
