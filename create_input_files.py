@@ -292,7 +292,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         files = Files(folder, data_name)
         if not files.of_another_program():
             break
-        print(f"Another program wrote the files of {data_name} in {folder}: they stay as they are.")
+        print(f"The files of {data_name} in {folder} may be another program's: they stay, this set gets another name.")
 
     try:
         cut = tokenizers.by_name(tokenizer) if tokenizer else None

@@ -264,7 +264,7 @@ def scores_compared(folders):
                      *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
                      *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
     return table(markdown_table(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
-                           f'CIDEr-D, beam {beams[middle]}', 'minutes'], rows),
+                                 f'CIDEr-D, beam {beams[middle]}', 'minutes'], rows),
                  'Test scores of the compared runs, mean ± standard deviation over the seeds. '
                  'Minutes: of one training.')
 
@@ -291,7 +291,7 @@ def decoders_compared(folder):
         caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
                     f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
     return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D',
-                           *['named', 'pointing'] * bool(truth)], rows), caption)
+                                 *['named', 'pointing'] * bool(truth)], rows), caption)
 
 
 @said_in_its_place

@@ -123,7 +123,7 @@ def find_picture(model, picture, split='TEST'):
 
     :param picture: its number in the split, from 0; or the path of a file
     :return: its name for files of results, and uint8 pixels (3, 256, 256). The name is 'test0' for a number; for a file
-        its own with six digits of its content, 'dog-3fa2b1': two files may be called dog.jpg
+        its own with six digits of its SHA-256, 'dog-3fa2b1': two files may be called dog.jpg
     :raises ValueError: the split has no such number, or this is neither number nor path
     :raises images.ImageFileError: the file is not a readable picture
     """

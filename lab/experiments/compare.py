@@ -290,7 +290,7 @@ def comparison_table(results):
                      *score_cells(seeds, beams.index(shown), metrics),
                      f'{minutes:.1f}' if minutes else ''])
     return markdown_table(['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
-                     *(f'{metric}, beam {shown}' for metric in metrics), 'minutes'], rows)
+                           *(f'{metric}, beam {shown}' for metric in metrics), 'minutes'], rows)
 
 
 def beam_table(results):

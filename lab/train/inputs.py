@@ -17,8 +17,8 @@ def caption_datasets(model, splits, data_folder=None, data_name=None, in_memory=
         return datasets
     wanted = [(split, mirror) for split in splits
               for mirror in ([False, True] if cfg['flip'] and split == 'TRAIN' else [False])]
-    paths = dict(zip(wanted, encode_splits(model.encoder, *names, wanted, cfg['device'],
-                                             cfg['output_folder']), strict=True))
+    paths = encode_splits(model.encoder, *names, wanted, cfg['device'], cfg['output_folder'])
+    paths = dict(zip(wanted, paths, strict=True))
     for dataset in datasets:
         files = [paths[key] for key in wanted if key[0] == dataset.split]
         dataset.use_features(*files, in_memory=read_into_memory(files, model.encoder, cfg['device'])
