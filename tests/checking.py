@@ -21,7 +21,8 @@ import pytest
 from inputs import Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
-MOST = 10_000  # entries that are kept of an array whose shape is not the expected one
+MOST = 30_000  # entries that are kept of an array whose shape is not the expected one
+LARGEST = 1000  # times the largest number that is expected: nothing is computed from larger ones
 TOLERANCE = 1e-4  # of an array's largest number; single precision errs by less than a tenth of it
 OF_GRADIENTS = 1e-3
 SLOWEST = 5  # times the yardstick; right solutions take 1 to 2.5, a loop over captions or pixels 7 and more
@@ -29,7 +30,8 @@ STEPS = {'plain': 16 * 21, 'attention': 200, 'attentive': 8 * 21 * 2}  # of the 
 # TODO -> what stands in for earlier ones, those, and a request that tells whether it does without them
 EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'attentive_step'),
            5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
-RANDOM = ('_half', '_masked', '_words')  # requests whose replies hold random numbers
+RANDOM = ('_masked', '_words')  # requests whose replies hold random numbers
+OF_RATES = ('_rate', '_rate_of_forward')  # those in which only the calls in training are random
 KNOWN = 'Known mistake: '  # begins what a check says of one
 OF_ERRORS = {  # how an error begins -> its likely cause
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
@@ -65,12 +67,15 @@ def brief(array):
     return array.ravel()
 
 
-def dropped(reply, call):
-    """By what h was multiplied before fc, where fc passes it on as it is: (n, decoder_dim)"""
-    h, scores = reply['arrays'][f'h{call}'], reply['arrays'][f'predictions{call}']
-    if h.ndim != 2 or scores.ndim != 2 or len(h) != len(scores):
-        raise ValueError(f'h of shape {h.shape}, predictions of shape {scores.shape}')
-    return scores[:, :h.shape[1]] / h
+def without_random(name, arrays):
+    """The arrays of a reply that are not random, and by what h was multiplied before fc, if fc passes it on."""
+    scores = [array.astype(float) for key, array in arrays.items() if key.startswith('predictions')]
+    arrays = {key: array for key, array in arrays.items() if ' in training' not in key}
+    if name in ('plain_rate', 'attentive_rate') and scores and all(one.shape == scores[0].shape for one in scores):
+        large = np.abs(scores[0]) > 1e-3
+        factors = [(one[large] / scores[0][large]).round(2) + 0.0 for one in scores[1:]]
+        arrays |= {'factors': np.unique(factors), 'alike': np.array([np.array_equal(*factors[:2])])}
+    return arrays
 
 
 def signature(name, reply, slow=False):
@@ -81,9 +86,8 @@ def signature(name, reply, slow=False):
     """
     one = other = size = 0.0
     words, arrays = ['slow'] * slow, reply['arrays']
-    if name.endswith('_half') and not reply['errors']:  # random, but for the factors
-        first, second = (dropped(reply, call).round(2) + 0.0 for call in ('', ' once more'))
-        arrays = {'factors': np.unique(first), 'alike': np.array([np.array_equal(first, second)])}
+    if name.endswith(OF_RATES):
+        arrays = without_random(name, arrays)
     for name, array in sorted(arrays.items()):
         words += [name, str(array.shape), array.dtype.name]
         flat = np.nan_to_num(array.ravel().astype(float), nan=1e9, posinf=1e9, neginf=-1e9)
@@ -189,7 +193,7 @@ def by_caption(reply):
     arrays = dict(reply['arrays'])
     for name, order in arrays.items():
         if name.startswith('sort_ind') and sorted(order.flatten().tolist()) == list(range(order.size)):
-            for rows in (name.replace('sort_ind', 'predictions'), name.replace('sort_ind', 'alphas')):
+            for rows in (name.replace('sort_ind', output) for output in ('predictions', 'alphas', 'encoded_captions')):
                 if rows in arrays and len(arrays[rows]) == order.size:
                     arrays[rows] = arrays[rows][order.flatten().astype(int).argsort()]
     return {**reply, 'arrays': arrays}
@@ -198,7 +202,7 @@ def by_caption(reply):
 def same(own, expected, tolerance=TOLERANCE):
     """Equal in shape and, within the tolerance, in numbers."""
     return own is not None and own.shape == expected.shape and np.isfinite(own).all() and bool(
-        np.all(np.abs(own - expected) <= tolerance * np.abs(expected).max(initial=1e-3)))
+        np.all(np.abs(own.astype(float) - expected) <= tolerance * np.abs(expected).max(initial=1e-3)))
 
 
 class Lab:
@@ -238,8 +242,9 @@ class Lab:
         if sorted(came) == sorted(wanted):
             return 'the dimensions are in another order'
         if len(came) == len(wanted):
-            return ', and '.join(f'dimension {i} is {size(own)}, not {size(right)}' for i, (own, right) in enumerate(
-                zip(came, wanted, strict=True)) if own != right)
+            words = {right for right in wanted if self.names_of_sizes.get(right, 'max').startswith('max')}
+            return ', and '.join(f'dimension {i} is {own if right in words else size(own)}, not {size(right)}'
+                                 for i, (own, right) in enumerate(zip(came, wanted, strict=True)) if own != right)
         return f'there are {len(came)} dimensions, not {len(wanted)}'
 
     def size(self, n):
@@ -270,15 +275,20 @@ class Answer:
         return self.lab.subject.slowness(self.name, self.stubs)
 
     def __getitem__(self, name):
+        """An array of the reply, which must be there: finite and not too large, so that one can compute with it."""
         if name not in self.reply['arrays']:
             calls = sorted((call for call in self.errors if name.endswith(call)), key=len) or list(self.errors)
             if calls:
                 self.stopped(calls[-1])
             self.wrong(name, 'it is not there', '')
         array = self.reply['arrays'][name]
-        self.require(np.isfinite(array).all(), f'{name} to hold numbers', 'it holds nan or inf',
+        numbers = array.astype(float)
+        self.require(np.isfinite(numbers).all(), f'{name} to hold numbers', 'it holds nan or inf',
                      'a division by zero, or a softmax over numbers that are too large')
-        return array
+        largest = LARGEST * np.abs(self.expected[name][1]).max(initial=1) if name in self.expected else np.inf
+        self.require(np.abs(numbers).max(initial=0) <= largest, f'{name} to hold numbers of at most {largest:.3g}',
+                     f'its largest is {np.abs(numbers).max(initial=0):.3g}', '')
+        return numbers if array.dtype.kind == 'f' else array
 
     def stopped(self, call):
         error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all', '0') else ''
@@ -305,6 +315,11 @@ class Answer:
         if not true:
             self.wrong(expected, came, cause)
 
+    def is_right(self, *names):
+        """Whether the arrays of these names are what was expected."""
+        return all(array.shape == size and same(array if size == numbers.shape else brief(array), numbers)
+                   for array, (size, numbers) in ((self[name], self.expected[name]) for name in names))
+
     def same(self, *names, shape='', cause=''):
         """The arrays of these names are what was expected.
 
@@ -316,7 +331,7 @@ class Answer:
             what = f'{name} of shape {size}' + (f' = ({shape})' if shape else '')
             self.require(array.shape == size, what, f'it has shape {array.shape}',
                          '' if array.shape == size else self.lab.difference_of(array.shape, size))
-            self.require(array.dtype != np.float64, f'{name} in single precision, as encoder_out is',
+            self.require(self.reply['arrays'][name].dtype != np.float64, f'{name} in single precision',
                          'it is in double precision', 'make the tensors that you fill with the dtype of encoder_out')
             array = array if array.shape == expected.shape else brief(array)
             tolerance = OF_GRADIENTS if name.startswith('gradient') else TOLERANCE

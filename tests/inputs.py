@@ -11,7 +11,9 @@ import zlib
 import numpy as np
 
 PAD, UNK, START, END = 0, -3, -2, -1  # the last three words of a vocabulary
-DROPOUT = 0.35
+MANY, TIMES = 400, 4  # captions and calls by which dropout is measured
+LARGE = dict(batch=70, height=8, width=8, encoder_dim=42, embed_dim=48, attention_dim=56, decoder_dim=104,
+             vocab_size=140, lengths=(3, 9, 22, *range(2, 12), 13, 12, *[7] * 55), columns=24)  # larger than others
 CLASS = {'plain': 'DecoderWithRNN', 'attention': 'Attention', 'attentive': 'DecoderWithAttention'}
 STATE = ['h', 'c']
 STEP = {'plain': ['predictions', 'h', 'c'], 'attentive': ['predictions', 'alpha', 'h', 'c']}
@@ -19,14 +21,13 @@ FORWARD = {'plain': ['predictions', 'encoded_captions', 'decode_lengths', 'sort_
            'attentive': ['predictions', 'encoded_captions', 'decode_lengths', 'alphas', 'sort_ind']}
 BATCH = ['encoder_out', 'encoded_captions', 'caption_lengths']
 KIND_OF = {1: 'plain', 2: 'plain', 3: 'attention', 4: 'attentive', 5: 'attentive'}
+LAYERS = ['shapes', 'layers', 'equal']
+OF_STEP = ['start', 'step', 'large', 'dropout', 'rate']
+OF_FORWARD = ['forward', 'training', 'batch', 'rate_of_forward', 'time', 'speed']
 # which requests belong to a TODO. The shapes come first: no request tells a submission what it has not shown
-OF_TODO = {1: ['plain_shapes', 'plain_layers', 'plain_equal', 'plain_start', 'plain_step', 'plain_dropout',
-               'plain_half'],
-           2: ['plain_forward', 'plain_training', 'plain_time', 'plain_speed'],
-           3: ['attention_shapes', 'attention_layers', 'attention_forward', 'attention_speed'],
-           4: ['attentive_shapes', 'attentive_layers', 'attentive_equal', 'attentive_start', 'attentive_step',
-               'attentive_dropout', 'attentive_half'],
-           5: ['attentive_forward', 'attentive_training', 'attentive_time', 'attentive_speed']}
+OF_TODO = {todo: [f'{KIND_OF[todo]}_{what}' for what in requests] for todo, requests in {
+    1: LAYERS + OF_STEP, 2: OF_FORWARD, 3: ['shapes', 'layers', 'forward', 'large', 'speed'], 4: LAYERS + OF_STEP,
+    5: OF_FORWARD}.items()}
 
 
 def wave(*shape, shift=0.0):
@@ -50,6 +51,7 @@ class Inputs:
     lengths: tuple = (4, 11, 2, 7, 11)  # <start> and <end> counted: the third caption has no words
     columns: int = 14                   # of the padded captions
     more_cells: tuple = (5, 6)          # height and width of another grid
+    rates: tuple = (0.35, 0.6)          # probabilities of dropout
     shift: float = 0.0
     secret: float = 0.0                 # another shift, of what is timed: nothing before tells of it
 
@@ -127,15 +129,16 @@ class Layers:
         return made, shapes
 
 
-    def equal(self, inputs, size=8):
-        """The same layers with one size for all dimensions but the vocabulary, as the lab's default has 512 twice."""
-        i = inputs
-        other = {i.embed_dim: size, i.encoder_dim: size, i.decoder_dim: size, i.attention_dim: size,
-                 4 * i.decoder_dim: 4 * size, i.embed_dim + i.encoder_dim: 2 * size}
+    def resized(self, inputs, other):
+        """The same layers for other inputs than those, which have a size of its own for each dimension."""
+        sizes = {getattr(inputs, name): getattr(other, name) for name in (
+            'encoder_dim', 'embed_dim', 'decoder_dim', 'attention_dim', 'vocab_size')}
+        sizes |= {4 * inputs.decoder_dim: 4 * other.decoder_dim,
+                  inputs.embed_dim + inputs.encoder_dim: other.embed_dim + other.encoder_dim}
 
-        def renamed(sizes):
-            return [other.get(n, n) for n in sizes]
-        return Layers({kind: {name: [of, *renamed(sizes)] for name, (of, *sizes) in made.items()}
+        def renamed(numbers):
+            return [sizes.get(n, n) for n in numbers]
+        return Layers({kind: {name: [of, *renamed(numbers)] for name, (of, *numbers) in made.items()}
                        for kind, made in self.made.items()},
                       {kind: {name: renamed(shape) for name, shape in shapes.items()}
                        for kind, shapes in self.shapes.items()})
@@ -152,9 +155,9 @@ def build(name, inputs, layers, stubs=()):
     :param stubs: of 'attention' and 'steps': what is not this TODO's own and not right
     """
     kind, _, what = name.partition('_')
-    if what == 'equal':
-        layers = layers.equal(inputs)
-        inputs = dataclasses.replace(inputs, embed_dim=8, encoder_dim=8, decoder_dim=8, attention_dim=8)
+    usual, other = inputs, OTHER_SIZES.get(what, {})
+    inputs = dataclasses.replace(usual, **other)
+    layers = layers.resized(usual, inputs) if other else layers
     of_layers = what in ('shapes', 'layers', 'equal')  # the attention inside a decoder is TODO 3's
     own_attention = 'attention' not in stubs and not of_layers
     made, shapes = layers.of(kind, own_attention)
@@ -163,7 +166,7 @@ def build(name, inputs, layers, stubs=()):
     dropout = dropout[0] if dropout else 0.0
     made = {layer: ['Dropout', dropout] if of == 'Dropout' else [of, *sizes] for layer, (of, *sizes) in made.items()}
     request = {'make': CLASS[kind], 'sizes': inputs.sizes(kind, dropout), 'stubs': list(stubs), 'tensors': tensors,
-               'calls': calls}
+               'permuted': what not in CONTIGUOUS, 'calls': calls}
     if what == 'shapes':  # nothing in it tells the names that are asked for
         return {**request, 'stubs': ['attention']}
     if what in ('layers', 'equal'):  # on what is there, nothing is put in
@@ -176,7 +179,7 @@ def call(name, method, args, outputs, **options):
 
 
 def ask_shapes(inputs, kind, made):
-    return {}, [], DROPOUT
+    return {}, [], inputs.rates[0]
 
 
 def ask_layers(inputs, kind, made):
@@ -196,7 +199,9 @@ def ask_layers(inputs, kind, made):
             args, outputs = [f'into {name}', 'h'], [f'z of {name}', f'alpha of {name}']
             calls.append(call(' of each pixel', f'{name}.encoder_att', args[:1], [name]))
         calls.append(call('', name, args, outputs, mode='train' if of == 'Dropout' else 'eval'))
-    return tensors, calls, DROPOUT
+        if of == 'Embedding':
+            calls.append({**calls[-1], 'gradient': args})
+    return tensors, calls, inputs.rates[0]
 
 
 def ask_start(inputs, kind, made):
@@ -210,12 +215,12 @@ def ask_start(inputs, kind, made):
         call(' of one picture', 'init_hidden_state', ['one picture'], STATE),
         call(' with more cells', 'init_hidden_state', ['more cells'], STATE),
         call(' (eval)', *start, gradient=start[1]), call(' (training)', *start, mode='train', gradient=start[1]),
-        call(' of one picture in training', 'init_hidden_state', ['one picture'], STATE, may_fail=True),
         call(' in training', *start), call(' in training once more', *start),
         call(' after training', *start, mode='eval')], 1.0
 
 
 def ask_step(inputs, kind, made):
+    """Calls of ``one_step``; the first is the usual one."""
     attends = kind == 'attentive'
     names = ['embeddings', *['encoder_out'] * attends, *STATE]
     tensors = {'embeddings': inputs.wave(inputs.batch, inputs.embed_dim, shift=1.3), **inputs.states()}
@@ -254,13 +259,30 @@ def ask_dropout(inputs, kind, made):
     return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'}, {**step, 'name': ' once more'}], 1.0
 
 
-def ask_half(inputs, kind, made):
-    """One half is dropped, and fc gives what goes into it. This is random: what comes back is judged by itself."""
+def ask_large(inputs, kind, made):
+    """Larger sizes than elsewhere, and contiguous, as features from a file are."""
+    if kind == 'attention':
+        return {'encoder_out': inputs.pixels(), 'h': inputs.states()['h']}, [
+            call(' of large sizes', 'forward', ['encoder_out', 'h'], ['z', 'alpha'], mode='eval')]
     tensors, calls = ask_step(inputs, kind, made)
+    return ({name: tensors[name] for name in calls[0]['args']} | {'encoder_out': inputs.pixels()},
+            [{**calls[0], 'name': ' of large sizes', 'random_numbers': None},
+             call(' of a large picture', 'init_hidden_state', ['encoder_out'], STATE)])
+
+
+def ask_rate(inputs, kind, made):
+    """Of many captions a part of h is dropped, and fc gives what goes into it. The scores in training are random: they
+    are judged by themselves."""
+    tensors, (usual, *_) = ask_step(dataclasses.replace(inputs, batch=MANY), kind, made)
     weights = {'fc.weight': np.eye(inputs.vocab_size, inputs.decoder_dim, dtype=np.float32),
                'fc.bias': np.zeros(inputs.vocab_size, dtype=np.float32)}
-    step = {**calls[0], 'mode': 'train', 'weights': weights, 'random_numbers': None}
-    return tensors, [step, {**step, 'name': ' once more'}], 0.5
+    return {name: tensors[name] for name in usual['args']}, again_and_again(
+        {**usual, 'random_numbers': None, 'weights': weights}), inputs.rates[0]
+
+
+def again_and_again(usual):
+    """A call, and the same in training, a few times."""
+    return [usual, *({**usual, 'name': f' in training {n}', 'mode': 'train'} for n in range(TIMES))]
 
 
 def ask_attention(inputs, kind, made):
@@ -316,21 +338,33 @@ def of_different_lengths(tensors):
 
 
 def ask_training(inputs, kind, made):
-    """As in training, but nothing is dropped; pictures and captions as large as the lab's; large word vectors."""
+    """As in training, but nothing is dropped; large pictures, long captions without padding; large word vectors."""
     (tokens, lengths), pictures = inputs.captions(), inputs.pictures()
     long = np.resize(tokens[:1, 1:3], (2, 52))
     tensors = {**dict(zip(BATCH, (pictures, tokens, lengths), strict=True)), 'many cells': inputs.pictures(14, 14)[:2],
                'long captions': long, 'long lengths': np.array([[31], [52]])}
-    tensors |= of_different_lengths(tensors) | {f'one {part}': tensors[part][:1] for part in BATCH}
+    tensors |= of_different_lengths(tensors)
     forward = ('forward', BATCH, FORWARD[kind])
     weights = {'embedding.weight': 5 * inputs.wave(inputs.vocab_size, inputs.embed_dim)}
     return tensors, [
-        call(' of the first caption alone', 'forward', [f'one {part}' for part in BATCH], FORWARD[kind], mode='train',
-             may_fail=True),
-        call('', *forward), call(' once more', *forward),
-        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH),
-        call(' of the size of the lab', 'forward', ['many cells', 'long captions', 'long lengths'], FORWARD[kind]),
+        call('', *forward, mode='train'), call(' once more', *forward),
+        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=[]),
+        call(' of long captions', 'forward', ['many cells', 'long captions', 'long lengths'], FORWARD[kind]),
         call(' of large numbers', *forward, weights=weights)]
+
+
+def ask_batch(inputs, kind, made):
+    """The same of ``forward``."""
+    tokens, lengths = inputs.captions()
+    return dict(zip(BATCH, (inputs.pictures(), tokens, lengths), strict=True)), [
+        call(' of large sizes', 'forward', BATCH, FORWARD[kind], mode='eval')]
+
+
+def ask_rate_of_forward(inputs, kind, made):
+    """As :func:`ask_rate`, with another part and the usual fc."""
+    many = dataclasses.replace(inputs, batch=MANY // 4, lengths=(inputs.lengths * MANY)[:MANY // 4])
+    return ask_batch(many, kind, made)[0], again_and_again(
+        call('', 'forward', BATCH, FORWARD[kind], mode='eval')), inputs.rates[1]
 
 
 def ask_time(inputs, kind, made):
@@ -339,7 +373,8 @@ def ask_time(inputs, kind, made):
     tensors, calls = {'encoder_out': inputs.pictures(), 'caption_lengths': lengths}, []
     for t in range(max(inputs.lengths) - 1):
         tensors[f'another word {t}'] = tokens.copy()
-        tensors[f'another word {t}'][:, t] = (tokens[:, t] + 1) % inputs.vocab_size
+        tensors[f'another word {t}'][:, t] = np.where(
+            t < lengths[:, 0] - 1, tokens[:, t] % (inputs.vocab_size - 4) + 1, tokens[:, t])  # a word for a word
         calls.append(call(f' with another word {t}', 'forward', ['encoder_out', f'another word {t}', 'caption_lengths'],
                           FORWARD[kind]))
     return tensors, calls
@@ -367,6 +402,10 @@ def other_order(n):
 
 DIFFERENT = [part + ' of different lengths' for part in BATCH]
 SPEED_CALLS = {'plain': 16, 'attention': 200, 'attentive': 8}
-REQUESTS = {'shapes': ask_shapes, 'layers': ask_layers, 'start': ask_start, 'step': ask_step, 'dropout': ask_dropout,
-            'half': ask_half, 'equal': ask_layers, 'forward': ask_forward, 'training': ask_training, 'time': ask_time,
-            'speed': ask_speed}
+OTHER_SIZES = {'equal': dict.fromkeys(('embed_dim', 'encoder_dim', 'decoder_dim', 'attention_dim'), 8),
+               'large': LARGE, 'batch': LARGE}
+CONTIGUOUS = ('large', 'batch', 'speed')  # the others as Encoder gives them
+REQUESTS = {'shapes': ask_shapes, 'layers': ask_layers, 'start': ask_start, 'step': ask_step, 'large': ask_large,
+            'dropout': ask_dropout, 'rate': ask_rate, 'rate_of_forward': ask_rate_of_forward,
+            'equal': ask_layers, 'forward': ask_forward, 'training': ask_training, 'batch': ask_batch,
+            'time': ask_time, 'speed': ask_speed}

@@ -4,14 +4,14 @@ A *request* is plain data: names, sizes and arrays, see :func:`answer`. It is ca
 and judged elsewhere (``checking.py``). The calls of a request follow one another on one object and on the same
 tensors, so what one call leaves behind shows in the next.
 
-Where an earlier TODO is open or wrong, a *stub* takes its place: a function with the right shapes and another formula.
+Where an earlier TODO is open or wrong, a *stub* takes its place: a function with the right shapes and another formula,
+which depends on all that it is given.
 """
 
 import contextlib
 import functools
 import importlib.abc
 import importlib.util
-import inspect
 import json
 import linecache
 import math
@@ -21,6 +21,7 @@ import random
 import re
 import sys
 import traceback
+from unittest import mock
 
 import numpy as np
 import torch
@@ -75,6 +76,7 @@ def load(path, block=solutions_blocked):
 # --- Stubs ---
 
 
+@functools.cache  # a stub takes the same one at every step
 def wave(*shape, shift=0.0):
     """Numbers in -1 ... 1 without a pattern in rows or columns, single precision."""
     i = torch.arange(math.prod(shape), dtype=torch.float64)
@@ -88,18 +90,17 @@ def mixed(width, *tensors):
 
 
 class StubAttention(nn.Module):
-    """In the place of ``Attention``."""
+    """In the place of ``Attention``. Without keys it makes its own, so both ways give the same."""
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim):
-        super().__init__()
-        self.sizes = nn.ParameterList(torch.ones(size) for size in (encoder_dim, decoder_dim, attention_dim))
-
-    def encoder_att(self, encoder_out):
-        return encoder_out[..., :1].sin() * self.sizes[2]
+        nn.Module.__init__(self)  # of an Attention, see make
+        self.encoder_att = nn.Linear(encoder_dim, attention_dim)
+        self.decoder_att = nn.Linear(decoder_dim, attention_dim)
 
     def forward(self, encoder_out, decoder_hidden, keys=None):
         channels, pixels = encoder_out.shape[2], encoder_out.shape[1]
-        both = mixed(channels + pixels, encoder_out * self.sizes[0], decoder_hidden * self.sizes[1])
+        keys = self.encoder_att(encoder_out) if keys is None else keys
+        both = mixed(channels + pixels, encoder_out, self.decoder_att(decoder_hidden), keys)
         return both[:, :channels], both[:, channels:]
 
 
@@ -108,14 +109,15 @@ def with_stub_steps(module, attends):
     width, words = module.decoder_dim, module.vocab_size
 
     def init_hidden_state(self, encoder_out):
-        return mixed(2 * width, encoder_out).split(width, dim=1)
+        return mixed(2 * width, encoder_out + self.training).split(width, dim=1)
 
     def plain_step(self, embeddings, h, c):
-        return mixed(words + 2 * width, embeddings, h, c).split((words, width, width), dim=1)
+        return mixed(words + 2 * width, embeddings + self.training, h, c).split((words, width, width), dim=1)
 
     def attentive_step(self, embeddings, encoder_out, h, c, keys=None):
         pixels = encoder_out.shape[1]
-        return mixed(words + pixels + 2 * width, embeddings, encoder_out, h, c).split(
+        keys = self.attention.encoder_att(encoder_out) if keys is None else keys
+        return mixed(words + pixels + 2 * width, embeddings + self.training, encoder_out, h, c, keys).split(
             (words, pixels, width, width), dim=1)
 
     module.__class__ = type('Stub', (type(module),), dict(
@@ -123,32 +125,26 @@ def with_stub_steps(module, attends):
     return module
 
 
-def stub_of(method, widths):
-    """In the place of a method of an object: each number that it gives depends on all that it is given.
-
-    :param widths: of what it gives, each (n, width)
-    """
-    signature = inspect.signature(method)
-
-    def stub(*args, **named):
-        given = signature.bind(*args, **named).arguments
-        return mixed(sum(widths), *(given[name] for name in signature.parameters
-                                    if torch.is_tensor(given.get(name)))).split(widths, dim=1)
-    return stub
-
-
 # --- Carrying out a request ---
 
 
-def answer(request, models, block=solutions_blocked):
+def as_list(value, outputs):
+    """What a method gave back: tuples or lists within it stay."""
+    if value is None:
+        return []
+    return list(value) if len(outputs) > 1 and isinstance(value, (tuple, list)) else [value]
+
+
+def answer(request, models, block=solutions_blocked, as_list=as_list):
     """Carry out a request.
 
     :param request: dict with ``make``, a class of ``models.py``, and its ``sizes``; ``layers``, name -> [class of
         torch.nn, arguments], put in where the module's own have other shapes; ``weights``, name -> array; ``stubs``,
-        of 'attention' and 'steps'; ``replace``, see :func:`stub_of`; ``tensors``, name -> array; ``calls``, see
+        of 'attention' and 'steps'; ``tensors``, name -> array; ``permuted``, see :func:`as_tensor`; ``calls``, see
         :func:`carry_out`. Without ``make`` the calls are of functions of the file
     :param models: a loaded ``models.py``
     :param block: as of :func:`load`
+    :param as_list: function of what a method gave back and of the names of its outputs
     :return: dict with ``arrays``, name -> array, and ``errors``, name of a call -> dict. With a request for no calls
         the arrays are the shapes of all parameters
     """
@@ -158,56 +154,61 @@ def answer(request, models, block=solutions_blocked):
         try:
             module = models
             if request.get('make'):
-                module = make(models, **{key: request.get(key) or {} for key in (
-                    'make', 'sizes', 'layers', 'stubs', 'replace')})
+                module = make(models, **{key: request.get(key) or {} for key in ('make', 'sizes', 'layers', 'stubs')})
                 load_weights(module, request.get('weights', {}))
         except Exception as error:
             reply['errors']['all'] = describe(error, models)
             return reply
         if not request['calls']:
             reply['arrays'] = {name: np.array(shape, dtype=np.int64) for name, shape in shapes(module).items()}
-        tensors = {name: torch.tensor(array) if isinstance(array, np.ndarray) else array
+        tensors = {name: as_tensor(array, request.get('permuted')) if isinstance(array, np.ndarray) else array
                    for name, array in request.get('tensors', {}).items()}
         for call in request['calls']:
             try:
-                reply['arrays'] |= carry_out(module, tensors, **call)
+                reply['arrays'] |= carry_out(module, tensors, as_list=as_list, **call)
             except Exception as error:
-                if not call.get('may_fail'):
-                    reply['errors'][call['name']] = describe(error, models)
+                reply['errors'][call['name']] = describe(error, models)
     return reply
 
 
-def make(models, make, sizes, layers, stubs, replace=()):
-    kind = getattr(models, make)
-    scope = getattr(kind.__init__, '__globals__', {})  # models.py, or a file from which it has the class
-    own_attention = scope.get('Attention')
-    if 'attention' in stubs:
-        scope['Attention'] = StubAttention
+def as_tensor(array, permuted=False):
+    """
+    :param permuted: lay pixels in memory as ``Encoder`` may give them: not contiguous, the channels not innermost
+    """
+    tensor = torch.tensor(array)
+    return tensor.movedim(-1, 1).contiguous().movedim(1, -1) if permuted and tensor.ndim > 2 else tensor
+
+
+def make(models, make, sizes, layers, stubs):
+    kind, attention = getattr(models, make), getattr(models, 'Attention', None)
+    # the class itself is changed: a decoder may make it under another name
+    owner = next((base for base in getattr(attention, '__mro__', ()) if '__init__' in vars(base)), nn.Module)
+    stub_attention = 'attention' in stubs and not issubclass(kind, owner)
     try:
-        module = kind(**sizes)
+        with mock.patch.object(owner, '__init__', StubAttention.__init__) if stub_attention else (
+                contextlib.nullcontext()):
+            module = kind(**sizes)
     except Exception:
         if not layers:
             raise
         module = kind.__new__(kind)
         nn.Module.__init__(module)
         vars(module).update({name: size for name, size in sizes.items() if name != 'dropout'})
-    finally:
-        if own_attention is not None:
-            scope['Attention'] = own_attention
+    if stub_attention:
+        for part in module.children():
+            if isinstance(part, owner):
+                part.__class__ = StubAttention
     for name, (layer, *arguments) in layers.items():
         right = {'StubAttention': StubAttention, 'Attention': models.Attention}.get(layer) or getattr(nn, layer)
         right = right(*arguments)
         own = module._modules.get(name)
-        same = own is not None and shapes(own) == shapes(right) and getattr(own, 'p', 0) == getattr(right, 'p', 0)
+        same = own is not None and shapes(own) == shapes(right) and all(
+            getattr(own, option, None) == getattr(right, option, None) for option in ('p', 'sparse'))
         if not same or 'steps' in stubs:
             vars(module).pop(name, None)
             setattr(module, name, right)
     if 'steps' in stubs:
         module = with_stub_steps(module, 'attention' in layers)
-    for method in replace:
-        owner, _, name = method.rpartition('.')
-        owner = operator.attrgetter(owner)(module) if owner else module
-        setattr(owner, name, stub_of(getattr(owner, name), replace[method]))
     return module.eval()
 
 
@@ -228,7 +229,7 @@ def load_weights(module, weights):
 
 
 def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=None,
-              random_numbers=None, devices=False, may_fail=False):
+              random_numbers=None, devices=False, as_list=as_list):
     """One call.
 
     :param tensors: name -> tensor; the call works on these, not on copies
@@ -236,14 +237,15 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param method: such as 'one_step', or 'fc' for a layer, or 'word by word', see :func:`word_by_word`
     :param args: names of tensors; a list for a tuple of them
     :param outputs: names of what comes back
-    :param keys: [layer, name of a tensor]: hand over ``keys=layer(tensor)`` where the method takes keys
+    :param keys: [layer, name of a tensor]: hand over ``keys=layer(tensor)``
     :param mode: 'train' or 'eval'; None: as it is
     :param weights: load these first
-    :param gradient: names of the first arguments: give back the gradients of a mixture of the outputs in their place
+    :param gradient: names of the first arguments, or none of them: give back, in the place of the outputs, the
+        gradients of a mixture of them, for these and for all parameters
     :param random_numbers: seed the random generators with this, and give back also what they give after the call
     :param devices: also which outputs were made on the CPU without looking where the pictures are
-    :param may_fail: only what it leaves behind counts
     :return: name -> array
+    :raises TypeError: something else comes back than the outputs
     """
     if weights:
         if unknown := weights.keys() - own_tensors(module).keys():
@@ -252,7 +254,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     if mode:
         module.train(mode == 'train')
     inputs = tensors
-    if gradient:
+    if gradient is not None:
         inputs = {key: value.clone().requires_grad_(value.is_floating_point()) if key in args[:len(gradient)] else value
                   for key, value in tensors.items() if not key.startswith('keys ')}
     functions = {'forward': module, 'word by word': functools.partial(word_by_word, module)}
@@ -260,30 +262,24 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     function = one_word(function) if isinstance(function, nn.LSTM) else function
     if random_numbers:
         seed(random_numbers)
-    with torch.set_grad_enabled(bool(gradient)), Devices() if devices else contextlib.nullcontext() as made:
+    learns = gradient is not None or getattr(module, 'training', False)
+    with torch.set_grad_enabled(learns), Devices() if devices else contextlib.nullcontext() as made:
         given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
         extra = {}
         if keys:
             layer, tensor = keys
-            if 'keys' not in inspect.signature(getattr(function, 'forward', function)).parameters:
-                return {}
             made_before = inputs.get(f'keys {tensor}')
             extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor]) if made_before is None else made_before}
             inputs[f'keys {tensor}'] = extra['keys']
-        values = function(*given, **extra)
-        if method == 'one_step' and isinstance(values, tuple) and any(isinstance(part, tuple) for part in values):
-            raise TypeError(f'one_step must give back {", ".join(outputs)}, {len(outputs)} values, none of them '
-                            'a tuple')
-        values = flat(values)
-    if len(values) != len(outputs):
-        raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values; it gave '
-                        f'{len(values) or "nothing (is the return missing?)"}')
-    if gradient:
+        values = as_list(function(*given, **extra), outputs)
+    tuples = [f'a tuple as {name}' for name, value in zip(outputs, values, strict=False) if isinstance(value, tuple)]
+    if len(values) != len(outputs) or tuples:
+        raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values, none of them a tuple; '
+                        f'it gave {"".join(tuples[:1]) or len(values) or "nothing (is the return missing?)"}')
+    if gradient is not None:
         used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=False) if inputs[arg].requires_grad}
         own = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
         return gradients(values, {**used, **own}, name)
-    if may_fail:
-        return {}
     arrays = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
     if random_numbers:
         arrays[f'random numbers after it{name}'] = np.array(
@@ -299,23 +295,14 @@ def seed(number):
     np.random.seed(number)
 
 
-def flat(value):
-    """What a method gave back, as a list; a list of numbers is one value."""
-    if value is None:
-        return []
-    if isinstance(value, (tuple, list)) and not (value and all(isinstance(v, int) or getattr(v, 'ndim', 1) == 0
-                                                               for v in value)):
-        return [one for part in value for one in flat(part)]
-    return [value]
-
-
 def as_array(value, name):
-    if isinstance(value, (tuple, list)):
+    if name == 'decode_lengths' and isinstance(value, (tuple, list)):
         value = torch.tensor(value)
     if not torch.is_tensor(value):
         raise TypeError(f"'{name}' must be a tensor, not '{type(value).__name__}'")
-    value = value.detach().cpu()
-    return value.numpy() if value.is_floating_point() else value.long().numpy()
+    if value.layout != torch.strided or not value.is_floating_point() and value.dtype != torch.long:
+        raise TypeError(f"'{name}' must be a dense tensor of float or torch.long, not {value.layout}, {value.dtype}")
+    return value.detach().cpu().numpy()
 
 
 def gradients(values, tensors, name):

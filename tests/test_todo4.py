@@ -20,6 +20,7 @@ def test_first_state_comes_from_the_mean_pixel(lab):
         answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
                     cause='neither other pictures nor training nor calls before make a difference: dropout comes in '
                           'one_step, before fc')
+    lab('attentive_large', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
 
 
 def test_one_step(lab):
@@ -27,8 +28,9 @@ def test_one_step(lab):
     answer = lab('attentive_step', STEP)
     answer.same('alpha', shape='batch_size, num_pixels',
                 cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
-    answer.same('h', 'c', shape='batch_size, decoder_dim',
+    answer.same('h', shape='batch_size, decoder_dim',
                 cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); beta is a sigmoid')
+    answer.same('c', shape='batch_size, decoder_dim', cause='h is right: c comes from the same call of the LSTM')
     answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
     check_not_seeded(answer)
     calls = [' once more', ' of one caption', ' in training', ' with more cells', ' of large numbers']
@@ -38,6 +40,8 @@ def test_one_step(lab):
         answer.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
                     cause='hand keys on to self.attention; all else stays as it is' if 'keys' in call else
                     'the result must not depend on calls before, other captions, the mode, the grid or large numbers')
+    lab('attentive_large', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
+                                      cause='only small sizes work')
 
 
 def test_gate_scales_what_is_seen(lab):

@@ -3,6 +3,7 @@
 The latter is compared with itself: remarks for a person, never points.
 """
 
+import base64
 import hashlib
 import io
 import json
@@ -24,24 +25,24 @@ NOTES = 20  # at most
 def read(path):
     """
     :param path: of a submission
-    :return: dict with ``code``, name -> bytes as latin-1 reads them, ``digest`` of code and evidence, and ``notes``; or
-        with ``error``, a sentence on why it cannot be graded
+    :return: dict with ``code``, name -> bytes in base 64, ``digest`` of code and evidence, and ``notes``; or with
+        ``error``, a sentence on why it cannot be graded
     """
     try:
         submission = read_submission(path)
         code, digest = submission.code(), hashlib.sha256()
-    except SubmissionError as error:
+    except (SubmissionError, OSError) as error:
         return {'error': str(error)}
     notes = submission.notes[:NOTES] + [f'and {len(submission.notes) - NOTES} more'] * (len(submission.notes) > NOTES)
     for name in sorted({*code, *submission.evidence()}):
         try:
             content = submission.files[name]()
-        except SubmissionError as error:
-            content = str(error).encode()
+        except (SubmissionError, OSError) as error:
+            content = repr(error).encode()
             notes.append(str(error))
         digest.update(repr((name, hashlib.sha256(content).hexdigest())).encode())
-    return {'code': {name: data.decode('latin-1') for name, data in code.items()}, 'digest': digest.hexdigest(),
-            'notes': notes}
+    return {'code': {name: base64.b64encode(data).decode() for name, data in code.items()},
+            'digest': digest.hexdigest(), 'notes': notes}
 
 
 def look_at(path):

@@ -8,7 +8,7 @@ import tempfile
 from multiprocessing.connection import wait
 from pathlib import Path
 
-MEMORY, SECONDS, ANSWER = 2 << 30, 60, 1 << 20  # bytes beyond Python's own, seconds, bytes of what comes back
+MEMORY, SECONDS, ANSWER = 2 << 30, 60, 2 << 20  # bytes beyond Python's own, seconds, bytes of what comes back
 
 
 class LimitError(Exception):

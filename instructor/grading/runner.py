@@ -211,6 +211,8 @@ def main():
     import protocol
     protocol.torch.set_num_threads(1)
     protocol.torch.set_num_threads = lambda number: None  # while it is timed, more threads would end a submission
+    # there is no compiler here, and the numbers are the same
+    protocol.torch.compile = lambda function=None, **_: function or protocol.torch.compile
     import torchvision  # noqa: F401  what a models.py may need, once for all
 
     import lab.data.encoders  # noqa: F401

@@ -131,6 +131,7 @@ class Sandbox:
     def __init__(self, lab):
         self.lab, self.process, self.starts, self.number, self.spent = Path(lab).resolve(), None, 0, 0, 0.0
         self.broken, self.yardsticks = None, {}  # the error that loading models.py ends in; steps -> seconds
+        self.ran_out = False  # of time, by the clock of this process
         # as root, a user for each: limits on processes and the kernel's keyrings go by user
         self.user = USERS + secrets.randbelow(USERS)
         self.groups = contextlib.ExitStack()
@@ -211,6 +212,7 @@ class Sandbox:
     def run(self, request, what=REQUEST):
         start, seconds = time.monotonic(), min(SECONDS, IN_ALL - self.spent)
         if seconds <= 0:
+            self.ran_out = True
             return failed(f'not asked: its {IN_ALL} seconds are spent')
         if self.process is None and (self.starts > RESTARTS or not self.start()):
             return failed('the sandbox did not start' if self.starts == 1 else
@@ -221,7 +223,8 @@ class Sandbox:
         with contextlib.suppress(OSError):
             if self._write(HEAD.pack(self.number, what, seconds, len(data)) + data, seconds):
                 number, taken, reply = self._read(seconds + 15) or (None, math.inf, None)
-        self.spent += time.monotonic() - start
+        taken_here = time.monotonic() - start
+        self.spent, self.ran_out = self.spent + taken_here, self.ran_out or taken_here >= seconds
         if number != self.number:
             self.stop()
             return failed('the sandbox was ended by the submission')

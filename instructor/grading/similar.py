@@ -1,8 +1,8 @@
 """Near-identical ``models.py`` files, for a person to look at.
 
-Names, comments, strings and layout are ignored and the given code is left out, so what is compared is how the TODOs
-are written. The TODOs leave little freedom: two honest solutions may well look alike. It is a list of pairs to read,
-not a verdict.
+Names, numbers, comments, strings and layout are ignored and the given code is left out, so what is compared is how the
+TODOs are written. The TODOs leave little freedom: two honest solutions may well look alike. It is a list of pairs to
+read, not a verdict.
 """
 
 import io
@@ -15,11 +15,11 @@ from instructor.assemble import ROOT
 
 WINDOW = 16      # tokens that must follow one another
 ALIKE = 0.9      # share of the smaller file's windows
-FEWEST, MOST = 60, 20_000  # windows; fewer are too little to compare, more are nobody's solution
+FEWEST = 60      # windows; fewer are too little to compare
 
 
 def tokens(source):
-    """Kinds of tokens, names replaced by the place of their first use: renaming changes nothing."""
+    """Names and numbers are all alike: neither renaming nor a list of numbers changes anything."""
     found = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -27,7 +27,7 @@ def tokens(source):
                               tokenize.STRING, tokenize.ENDMARKER):
                 continue
             is_name = token.type == tokenize.NAME and not keyword.iskeyword(token.string)
-            found.append('name' if is_name else token.string)
+            found.append('name' if is_name else '0' if token.type == tokenize.NUMBER else token.string)
     except (tokenize.TokenError, SyntaxError):
         pass  # what could be read so far
     return found
@@ -36,7 +36,7 @@ def tokens(source):
 def windows(source):
     """What is compared: the checksum of each so many tokens."""
     found = tokens(source)
-    return sorted({zlib.crc32(' '.join(found[i:i + WINDOW]).encode()) for i in range(len(found) - WINDOW + 1)})[:MOST]
+    return sorted({zlib.crc32(' '.join(found[i:i + WINDOW]).encode()) for i in range(len(found) - WINDOW + 1)})
 
 
 def pairs(found):

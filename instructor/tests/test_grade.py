@@ -1,5 +1,6 @@
 """Right solutions, mistakes and attacks, graded in one go: every row of the table is right."""
 
+import base64
 import csv
 import json
 import os
@@ -178,6 +179,30 @@ IN_ONE_METHOD = {  # only what was not shown is lost
     'kills_in_attention': '        import os\n        os.kill(os.getppid(), 9)\n',
     'hoards_in_attention': '        hoard = []\n        while True:\n            hoard.append(bytearray(1 << 28))\n',
 }
+ATTENDS, SCALED = 'Attention(encoder_dim, decoder_dim, attention_dim)', 'self.fc(self.dropout(h))'
+EDITED = {  # edits of a right solution, what comes after it, points: None where some must be lost
+    'another_name': ([('class Attention(', 'class SoftAttention('), (ATTENDS, 'Soft' + ATTENDS)],
+                     'Attention = SoftAttention', {}),
+    'compiled': ([('beta * z]', 'gated(beta, z)]')], """
+@torch.compile
+def gated(beta, z):
+    return beta * z
+""", {}),
+    'keeps_arrays_back': ([], """
+import protocol
+carry_out = protocol.carry_out
+def without_some(module, tensors, name, *, keys=None, **options):
+    arrays = {} if keys else carry_out(module, tensors, name, **options)
+    return {key: array for key, array in arrays.items() if not key.startswith('random numbers')}
+protocol.carry_out = without_some
+""", dict.fromkeys(ALL)),
+    'too_large_for_a_sum': ([('return z, alpha', 'return encoder_out.mean(1), alpha * 3e38')], '', {3: 2}),
+    'drops_what_it_likes': ([(SCALED, 'self.fc(h * (torch.rand_like(h) > 0.2) if self.training else h)')], '',
+                            {1: None, 4: None}),
+    'right_where_small': ([('return z, alpha', 'return z * (len(z) < 65), alpha')], '', {3: None}),
+    'small_mistake_for_a_stub': ([('return z, alpha', 'return z, alpha.detach()'),
+                                  ('c[:n], keys[:n]', 'c[:n], keys[:n] * 0')], '', {3: 13, 5: None}),
+}
 TAKES_FORWARD = """
 from torch.nn.utils.rnn import pad_packed_sequence
 
@@ -221,7 +246,7 @@ def listener():
 A_FEW = ('right', 'nothing_done', 'syntax_error', 'not_installed', 'kills_its_parent', 'fake_report',
          'replaces_the_protocol', 'makes_layers_of_the_request', 'deletes_files', 'makes_dataclasses',
          'takes_forward_from_fast', 'connects', 'exits_in_attention', 'mistake_1', 'hard_coded_sizes',
-         'infinite_weights')
+         'infinite_weights', 'another_name', 'keeps_arrays_back', 'small_mistake_for_a_stub')
 
 
 @pytest.fixture(scope='module', params=['a_few', pytest.param('all', marks=pytest.mark.slow)])
@@ -249,6 +274,12 @@ def graded(request, tmp_path_factory, listener):
         add(f'takes_forward_from_{name}', RIGHT + TAKES_FORWARD.format(module=module, name=function, method=method),
             {**full, 2: 0, 5: 0})
     add('connects', RIGHT + NETWORK.format(port=listener[0]), full)
+    for name, (edits, more, points) in EDITED.items():
+        source = RIGHT
+        for old, new in edits:
+            assert old in source
+            source = source.replace(old, new)
+        add(name, f'{source}\n{more}', {**full, **points})
     layers_only = {**full, 3: checking.rubric()[3]['points']['test_layers']}
     for name, source in IN_ONE_METHOD.items():
         add(name, RIGHT.replace(QUERY, source + QUERY), layers_only)
@@ -400,13 +431,30 @@ def test_paths_that_lead_out_and_links_are_left_out(tmp_path):
     assert set(read_submission(folder).files) == {'models.py'}
 
 
-def test_zip_bombs_are_refused(tmp_path):
-    path = packed(tmp_path / 'bomb.zip', [('models.py', b'\0' * (50 << 20))])
-    with pytest.raises(SubmissionError, match='no models.py'):
-        read_submission(path)
-    many = packed(tmp_path / 'many.zip', [('models.py', 'x'), *((f'{i}.txt', '') for i in range(6000))])
-    with pytest.raises(SubmissionError, match='5000 files'):
-        read_submission(many)
+def test_only_what_is_read_counts_against_a_limit(tmp_path):
+    (tmp_path / 'models.py').write_bytes(b'#' * 300_000)
+    for large in packed(tmp_path / 'bomb.zip', [('models.py', b'\0' * (50 << 20))]), tmp_path / 'models.py':
+        assert evidence.read(large) == {'error': 'models.py is too large: more than 256 kB'}
+    photos = packed(tmp_path / 'photos.zip', [('models.py', 'x'), *((f'data/{i}.jpg', '') for i in range(8091))])
+    assert read_submission(photos).code() == {'models.py': b'x'}
+    (tmp_path / 'models.py').write_text(RIGHT + '# 注释' * 28_000, encoding='utf-8')
+    read = limited.call(evidence.read, str(tmp_path / 'models.py'))
+    assert base64.b64decode(read['code']['models.py']).endswith('注释'.encode())
+
+
+def test_one_bad_entry_is_a_row_and_the_others_are_graded(tmp_path, monkeypatch):
+    from instructor import grade
+    monkeypatch.setattr(grade, 'hidden_inputs', lambda *a: (None, None))
+    monkeypatch.setattr(grade, 'check_sandbox', lambda *a: None)
+    monkeypatch.setattr(grade, 'grade', lambda *a: ([], False))
+    (tmp_path / 'loop').symlink_to(tmp_path / 'loop')
+    (tmp_path / 'good.py').write_text(RIGHT)
+    os.mkfifo(tmp_path / 'fifo')
+    bad = ['loop', 'fifo', 'nobody.zip', os.fsdecode(b'\xff.py'), 'x' * 300]
+    results = grade_all([*(str(tmp_path / name) for name in bad), str(tmp_path / 'good.py')], tmp_path / 'out',
+                        progress=False)
+    rows = list(csv.DictReader((tmp_path / 'out' / 'grades.csv').open()))
+    assert len(rows) == len(results) == 6 and all(row['notes'] for row in rows[:5]) and not rows[5]['notes']
 
 
 def test_a_zip_that_lies_about_its_sizes_is_refused(tmp_path):
@@ -426,7 +474,7 @@ def test_code_is_graded_whatever_lies_beside_it(tmp_path):
     path = packed(tmp_path / 'a.zip', [('models.py', RIGHT), ('test.ipynb', lies), *[('../x', '')] * 50])
     path.write_bytes(path.read_bytes().replace(len(lies).to_bytes(4, 'little'), (100).to_bytes(4, 'little')))
     read = evidence.read(path)
-    assert read['code']['models.py'] == RIGHT
+    assert base64.b64decode(read['code']['models.py']).decode() == RIGHT
     assert len(read['notes']) == 22 and read['notes'][20] == 'and 30 more' and 'test.ipynb' in read['notes'][21]
 
 
@@ -490,6 +538,7 @@ def test_names_of_results_are_those_of_the_submissions(tmp_path):
 def test_tables_and_pages_do_not_carry_what_a_submission_writes():
     result = zero('=HYPERLINK("x")', '<script>alert(1)</script>\x1b[31m')
     assert "'=HYPERLINK" in table([result])
+    assert ';' not in table([zero('a', "took 'x; =1+1.py' for models.py; @SUM(A1)")])
     assert '<script>' not in page(result) and '\x1b' not in table([result])
     assert printable('a\x1bb\n') == 'a?b?'
     assert gradescope(result, 1.0)['score'] == 0
@@ -616,9 +665,7 @@ def test_the_graders_environment_is_not_shown(tmp_path, monkeypatch):
 
 
 def test_arrays_of_any_shape_are_judged_in_little_memory():
-    h, scores = np.ones((17_000, 1, 1), dtype=np.float32), np.ones((17_000, 2), dtype=np.float32)
-    with pytest.raises(ValueError, match='h of shape'):
-        checking.dropped({'arrays': {'h': h, 'predictions': scores}}, '')
+    h, scores = np.ones((40_000, 1, 1), dtype=np.float32), np.ones((40_000, 2), dtype=np.float32)
     reply = {'arrays': {'decode_lengths': np.ones(2_000_000), 'h': h, 'predictions': scores}, 'errors': {}}
     cut = checking.shortened(reply, {'h': (h.shape, None), 'predictions': ((3, 4), None)})['arrays']
     assert [array.size for array in cut.values()] == [checking.MOST, h.size, checking.MOST]

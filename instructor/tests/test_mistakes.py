@@ -1,10 +1,12 @@
 """Every mistake of the library is caught and named by its TODO's checks; every right solution passes."""
 
 import functools
+import importlib
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from instructor import expected
@@ -14,6 +16,7 @@ from instructor.expected import TODOS, checking, load
 from instructor.mistakes import __main__ as command
 from instructor.mistakes import correct_solutions, mistakes
 
+checks = importlib.import_module('checks')  # of tests/, where instructor.expected has looked
 SLOW = ('test_speed',)
 STORED = checking.Stored()
 MISTAKES, CORRECT = mistakes(), correct_solutions()
@@ -91,6 +94,38 @@ def is_named(mistake, own):
 def test_right_solution_passes_the_checks(solution, skip, tmp_path):
     for todo in TODOS:
         assert [v for v in verdicts(solution.source(), tmp_path, todo, skip) if v.outcome != 'passed'] == []
+
+
+@pytest.mark.parametrize(('one', 'other'), [
+    (('return z, alpha', 'return z, alpha.detach()'), ('keys[:n]', 'torch.zeros_like(keys[:n])')),
+    (('return z, alpha', 'return z, alpha.detach()'), ('c[:n], keys[:n]', 'c[:n], keys')),
+    (('F.relu(', '('), ('keys = self.attention', 'with torch.no_grad(): keys = self.attention')),
+    (('h, c = self.decode_step(embeddings, (h, c))', 'h, c = self.decode_step(embeddings.tanh(), (h, c))'),
+     ('        embeddings = self.embedding(encoded_captions)', '        self.eval()\n        embeddings = '
+      'self.embedding(encoded_captions)'))])
+def test_two_mistakes_never_earn_more_than_one(one, other, tmp_path):
+    right = REFERENCE.read_text(encoding='utf-8')
+    assert one[0] in right and other[0] in right
+
+    def lost(*edits):
+        source = right
+        for old, new in edits:
+            source = source.replace(old, new)
+        judged = [verdict for todo in TODOS for verdict in verdicts(source, tmp_path, todo, SLOW)]
+        return {(verdict.todo, verdict.test) for verdict in judged if verdict.points < verdict.possible}
+
+    assert lost(one) and lost(other)
+    assert lost(one) | lost(other) == lost(one, other)
+
+
+def test_dropout_is_judged_by_what_right_ones_never_do_by_chance():
+    random, share, n = np.random.default_rng(0), 0.4, 400
+    for _ in range(200):
+        assert max(checks.randomness(random.random((4, n, 8)) > share, share)) < checks.SURE
+    for wrong in (random.random((4, n, 8)) > share ** 2, np.tile(random.random((4, n, 1)) > share, 8),
+                  np.repeat(random.random((4, n // 2, 8)) > share, 2, axis=1),
+                  np.tile(random.random((n, 8)) > share, (4, 1, 1)), random.random((4, n, 8)).argsort(axis=2) >= 3):
+        assert max(checks.randomness(wrong, share)) > checks.SURE
 
 
 def test_library_is_large_and_its_names_are_unique():

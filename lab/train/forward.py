@@ -74,8 +74,8 @@ def forward(model, encoder_out, captions, caplens, image_of, teacher_forcing=1.0
         decoded = model.decoder(encoder_out[image_of.to(device, non_blocking=True)], captions,
                                 caplens.to(device, non_blocking=True), **sampling)
     expected = {'Attention': (5,), 'NoAttention': (4,)}.get(model.name, (4, 5))
-    if not isinstance(decoded, tuple) or len(decoded) not in expected:
-        came = f'{len(decoded)} things' if isinstance(decoded, tuple) else f'a {type(decoded).__name__}'
+    if not isinstance(decoded, (tuple, list)) or len(decoded) not in expected:
+        came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else f'a {type(decoded).__name__}'
         raise ValueError(f'forward of {type(model.decoder).__name__} returns {came}; it must return predictions, '
                          f'sorted captions, decode lengths, {"alphas, " if 5 in expected else ""}sort indices')
     return true_words(decoded)

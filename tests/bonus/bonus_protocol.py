@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import inspect
+import operator
 import tempfile
 from pathlib import Path
 
@@ -14,21 +16,56 @@ class WithAdapters:
     """A file of ``lab/more`` as ``protocol.answer`` takes a ``models.py``, and the two classes below made of it.
 
     :param module: the loaded file
+    :param replace: name of a method -> what :func:`stub_of` gives in its place, in each object that is made
     """
 
-    def __init__(self, module):
-        self.module, self.__file__ = module, module.__file__
+    def __init__(self, module, replace=()):
+        self.module, self.__file__, self.replace = module, module.__file__, replace
         self.EnsembleOfStubs = functools.partial(EnsembleOfStubs, module)
         self.WordVectors = functools.partial(WordVectors, module)
 
     def __getattr__(self, name):
-        return getattr(self.module, name)
+        value = getattr(self.module, name)
+        return functools.partial(self.with_stubs, value) if self.replace and isinstance(value, type) else value
+
+    def with_stubs(self, kind, **sizes):
+        made = kind(**sizes)
+        for method in self.replace:
+            owner, _, name = method.rpartition('.')
+            owner = operator.attrgetter(owner)(made) if owner else made
+            setattr(owner, name, stub_of(getattr(owner, name), self.replace[method]))
+        return made
 
 
 def answer(request, module):
     """As ``protocol.answer``."""
     protocol.torch.set_num_threads(1)
-    return protocol.answer(request, WithAdapters(module), contextlib.nullcontext)
+    adapters = WithAdapters(module, request.get('replace', ()))
+    return protocol.answer(request, adapters, contextlib.nullcontext, flat)
+
+
+def flat(value, outputs=None):
+    """What a method gave back, as a list, also from tuples within tuples; a list of numbers is one value."""
+    if value is None:
+        return []
+    if isinstance(value, (tuple, list)) and not (value and all(isinstance(v, int) or getattr(v, 'ndim', 1) == 0
+                                                               for v in value)):
+        return [one for part in value for one in flat(part)]
+    return [value]
+
+
+def stub_of(method, widths):
+    """In the place of a method of an object: each number that it gives depends on all that it is given.
+
+    :param widths: of what it gives, each (n, width)
+    """
+    signature = inspect.signature(method)
+
+    def stub(*args, **named):
+        given = signature.bind(*args, **named).arguments
+        return protocol.mixed(sum(widths), *(given[name] for name in signature.parameters
+                                    if torch.is_tensor(given.get(name)))).split(widths, dim=1)
+    return stub
 
 
 class StubDecoder(nn.Module):

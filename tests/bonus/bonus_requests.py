@@ -57,7 +57,7 @@ def sizes(inputs, kind, dropout=0.0):
 def parts(tensors, calls, **others):
     """What is a request's own; ``build`` adds the rest.
 
-    :param others: ``replace``, as of ``protocol.answer``; ``dropout``, a probability (1 if it is not given)
+    :param others: ``replace``, as of ``bonus_protocol.WithAdapters``; ``dropout``, a probability (1 if it is not given)
     """
     return {'tensors': tensors, 'calls': calls, **others}
 
@@ -78,7 +78,7 @@ def in_every_way(tensors, method, args, outputs, more=()):
 
 
 def ask_shapes(inputs, kind):
-    return parts({}, [], dropout=of_the_lab.DROPOUT)
+    return parts({}, [], dropout=inputs.rates[0])
 
 
 def ask_layers(inputs, kind):
@@ -94,7 +94,7 @@ def ask_layers(inputs, kind):
         calls.append(call('', name, [f'into {name}', *[STATE] * lstm],
                           ['h of decode_step', 'm of decode_step'] if lstm else [name], mode='eval'))
     return parts(tensors, [*calls, call('', 'dropout', ['into dropout'], ['dropout'], mode='train')],
-                 dropout=of_the_lab.DROPOUT)
+                 dropout=inputs.rates[0])
 
 
 def pictures(inputs):
@@ -258,7 +258,7 @@ def ask_ensemble(inputs, kind):
         3 * inputs.batch).reshape(inputs.batch, 3) % 11, **states, **memory}
     outputs = ['scores', *(f'new {name}' for name in states), *['alpha'] * all(attend)]
     step = 'step', ['words', list(states), list(memory)], outputs
-    return parts(tensors, [call('', *step), call(' once more', *step), call(
+    return parts(tensors, [call('', *step, random_numbers=1), call(' once more', *step, random_numbers=2), call(
         ' word by word', 'word by word', ['encoder_out', 'captions'], ['scores'])])
 
 
