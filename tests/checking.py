@@ -21,7 +21,7 @@ import pytest
 from inputs import Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
-MOST = 30_000  # entries that are kept of an array whose shape is not the expected one
+MOST = 10_000  # entries that are kept of an array whose shape is none of those expected
 LARGEST = 1000  # times the largest number that is expected: nothing is computed from larger ones
 TOLERANCE = 1e-4  # of an array's largest number; single precision errs by less than a tenth of it
 OF_GRADIENTS = 1e-3
@@ -31,7 +31,7 @@ STEPS = {'plain': 16 * 21, 'attention': 200, 'attentive': 8 * 21 * 2}  # of the 
 EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'attentive_step'),
            5: (('attention', 'steps'), (3, 4), 'attentive_forward')}
 RANDOM = ('_masked', '_words')  # requests whose replies hold random numbers
-OF_RATES = ('_rate', '_rate_of_forward')  # those in which only the calls in training are random
+OF_RATES = ('_rate', '_batch')  # those in which only the calls in training are random
 KNOWN = 'Known mistake: '  # begins what a check says of one
 OF_ERRORS = {  # how an error begins -> its likely cause
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
@@ -182,9 +182,10 @@ class Subject:
 
 
 def shortened(reply, expected):
-    """Large arrays of another shape than expected, cut to ``MOST`` entries: else a message could hold millions."""
-    arrays = {name: array if array.size <= MOST or name in expected and array.shape == expected[name][0]
-              else array.ravel()[:MOST] for name, array in reply['arrays'].items()}
+    """Large arrays of other shapes than expected, cut to ``MOST`` entries: else a message could hold millions."""
+    shapes = {shape for shape, _ in expected.values()}
+    arrays = {name: array if array.size <= MOST or array.shape in shapes else array.ravel()[:MOST]
+              for name, array in reply['arrays'].items()}
     return {**reply, 'arrays': arrays}
 
 

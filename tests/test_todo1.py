@@ -21,7 +21,7 @@ def test_first_state_reads_the_picture(lab):
     answer.same('h in training', 'c in training', shape='batch_size, decoder_dim', cause=(
         'self.bn is in eval() in training too' if same(answer['h in training'], answer.expected['h'][1]) else
         'in training self.bn takes mean and variance of the batch; dropout comes later, before fc'))
-    lab('plain_large', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
+    lab('plain_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
 
 
 def test_batch_norm_learns_its_statistics(lab):
@@ -42,8 +42,8 @@ def test_one_step(lab):
     for call in (' once more', ' of one caption', ' in training', ' of large numbers'):
         answer.same(f'predictions{call}', f'h{call}', f'c{call}',
                     cause='the result must not depend on calls before, on other captions, the mode or large numbers')
-    lab('plain_large', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'h', 'c')),
-                                  cause='only small sizes work')
+    lab('plain_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'h', 'c')),
+                                 cause='only small sizes work')
 
 
 def test_dropout(lab):

@@ -20,7 +20,7 @@ def test_first_state_comes_from_the_mean_pixel(lab):
         answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
                     cause='neither other pictures nor training nor calls before make a difference: dropout comes in '
                           'one_step, before fc')
-    lab('attentive_large', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
+    lab('attentive_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
 
 
 def test_one_step(lab):
@@ -40,8 +40,8 @@ def test_one_step(lab):
         answer.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
                     cause='hand keys on to self.attention; all else stays as it is' if 'keys' in call else
                     'the result must not depend on calls before, other captions, the mode, the grid or large numbers')
-    lab('attentive_large', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
-                                      cause='only small sizes work')
+    lab('attentive_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
+                                     cause='only small sizes work')
 
 
 def test_gate_scales_what_is_seen(lab):
