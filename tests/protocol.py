@@ -94,13 +94,13 @@ class StubAttention(nn.Module):
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim):
         nn.Module.__init__(self)  # of an Attention, see make
-        self.encoder_att = nn.Linear(encoder_dim, attention_dim)
-        self.decoder_att = nn.Linear(decoder_dim, attention_dim)
+        for name, size in (('encoder_att', encoder_dim), ('decoder_att', decoder_dim)):
+            setattr(self, name, nn.Linear(size, attention_dim))
 
     def forward(self, encoder_out, decoder_hidden, keys=None):
         channels, pixels = encoder_out.shape[2], encoder_out.shape[1]
-        keys = self.encoder_att(encoder_out) if keys is None else keys
-        both = mixed(channels + pixels, encoder_out, self.decoder_att(decoder_hidden), keys)
+        of_pixels = self.encoder_att(encoder_out) if keys is None else keys
+        both = mixed(channels + pixels, encoder_out, self.decoder_att(decoder_hidden), of_pixels)
         return both[:, :channels], both[:, channels:]
 
 
@@ -116,8 +116,8 @@ def with_stub_steps(module, attends):
 
     def attentive_step(self, embeddings, encoder_out, h, c, keys=None):
         pixels = encoder_out.shape[1]
-        keys = self.attention.encoder_att(encoder_out) if keys is None else keys
-        return mixed(words + pixels + 2 * width, embeddings + self.training, encoder_out, h, c, keys).split(
+        of_pixels = self.attention.encoder_att(encoder_out) if keys is None else keys
+        return mixed(words + pixels + 2 * width, embeddings + self.training, encoder_out, h, c, of_pixels).split(
             (words, pixels, width, width), dim=1)
 
     module.__class__ = type('Stub', (type(module),), dict(
