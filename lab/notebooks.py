@@ -28,8 +28,9 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
     """
     path = Path(path).expanduser().resolve()
-    # The kernel's own log warns of its local connection, and may call papermill's way to end it an error.
-    config = Config(NotebookClient=dict(extra_arguments=['--log-level=CRITICAL']))
+    # The kernel's own log warns of its local connection. It and tornado may call papermill's way to end it an error.
+    quiet = ['--log-level=CRITICAL', '--Application.logging_config={"loggers": {"tornado": {"level": "CRITICAL"}}}']
+    config = Config(NotebookClient=dict(extra_arguments=quiet))
     streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
     return papermill.execute_notebook(str(path), str(output_path) if output_path else None, parameters,
                                       cwd=str(path.parent), kernel_name='python3', progress_bar=False, config=config,

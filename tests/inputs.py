@@ -347,7 +347,8 @@ def ask_training(inputs, kind, made):
     weights = {'embedding.weight': 5 * inputs.wave(inputs.vocab_size, inputs.embed_dim)}
     return tensors, [
         call('', *forward, mode='train'), call(' once more', *forward),
-        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=[]),
+        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH),
+        call(' (frozen encoder)', 'forward', DIFFERENT, FORWARD[kind], gradient=[]),
         call(' of long captions', 'forward', ['many cells', 'long captions', 'long lengths'], FORWARD[kind]),
         call(' of large numbers', *forward, weights=weights)]
 

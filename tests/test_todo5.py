@@ -17,6 +17,7 @@ def test_predictions(lab):
 def test_alphas(lab):
     """The weights of every step that was taken, zero past a caption's end."""
     answer = checks.ask(lab, KIND)
+    checks.check_zero_past_the_end(answer, 'alphas')
     answer.same('alphas', shape='batch_size, max(decode_lengths), num_pixels',
                 cause='keep the alpha of one_step at [:n, t], beside the predictions, and zeros past the end')
     checks.ask(lab, KIND, 'batch').same('alphas of large sizes', cause='only small numbers of captions or cells work')

@@ -667,6 +667,8 @@ def test_the_graders_environment_is_not_shown(tmp_path, monkeypatch):
 def test_arrays_of_any_shape_are_judged_in_little_memory():
     h, scores = np.ones((17_000, 1, 1), dtype=np.float32), np.ones((17_000, 2), dtype=np.float32)
     reply = {'arrays': {'decode_lengths': np.ones(2_000_000), 'h': h, 'predictions': scores}, 'errors': {}}
+    assert checking.signature('plain_rate', {'arrays': {'predictions': h, 'predictions in training 0': scores},
+                                             'errors': {}})
     cut = checking.shortened(reply, {'h': (h.shape, None), 'predictions': ((3, 4), None)})['arrays']
     assert [array.size for array in cut.values()] == [checking.MOST, h.size, checking.MOST]
 

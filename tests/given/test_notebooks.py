@@ -192,6 +192,6 @@ def test_notebooks_from_the_command_line(tmp_path):
                                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     for (name, path), run in runs.items():
         out, err = run.communicate()
-        assert (run.returncode, out) == (0, name + '\n'), err
+        assert (run.returncode, out, err) == (0, name + '\n', '')
         cell, = nbformat.read(path, as_version=4).cells
         assert [output.text for output in cell.outputs] == [name + '\n']
