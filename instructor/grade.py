@@ -296,7 +296,7 @@ def grade_one(path, name, output, clean, hidden, fresh):
         read = {'error': str(error)}
     if 'error' in read:
         result = zero(name, read['error'])
-        write_results(folder, result | {'source': source_of(path)}, time.perf_counter() - start)
+        write_results(folder, result | {'source': os.path.abspath(path)}, time.perf_counter() - start)
         return result, []
     code = {name: base64.b64decode(content) for name, content in read['code'].items()}
     stamp = f"{read['digest']} {of_the_grader()}"
@@ -317,15 +317,11 @@ def grade_one(path, name, output, clean, hidden, fresh):
         remarks = [f'what the notebooks left: {error}']
     result = {'name': name, 'points': sum(v.points for v in verdicts), 'possible': sum(v.possible for v in verdicts),
               'checks': [dataclasses.asdict(v) for v in verdicts], 'notes': read['notes'], 'evidence': remarks,
-              'fingerprint': stamp, 'source': source_of(path)}
+              'fingerprint': stamp, 'source': os.path.abspath(path)}
     if ran_out:
         del result['fingerprint']  # graded again in the next run
     write_results(folder, result, time.perf_counter() - start)
     return result, windows
-
-
-def source_of(path):
-    return os.path.abspath(path)
 
 
 def page_folder(output, name):
@@ -336,7 +332,7 @@ def unique_names(paths, output):
     """Path -> name of its pages: the submission's own, and a number where another of that name was graded before."""
     found, taken = {}, set()
     for path in paths:
-        whole = Path(source_of(path))
+        whole = Path(os.path.abspath(path))
         name = whole.parent.name if whole.name == 'models.py' else whole.name.removesuffix('.zip').removesuffix('.py')
         name = re.sub(r'[^\w.-]', '_', name).strip('.')[:60] or 'submission'  # a file's name has 255 bytes at most
         own, number = name, 1
@@ -351,7 +347,7 @@ def unique_names(paths, output):
 def other_source(folder, path):
     """Whether these pages are of another submission."""
     try:
-        return json.loads((folder / 'grade.json').read_text(encoding='utf-8'))['source'] != source_of(path)
+        return json.loads((folder / 'grade.json').read_text(encoding='utf-8'))['source'] != os.path.abspath(path)
     except (OSError, ValueError, KeyError):
         return False
 

@@ -48,15 +48,19 @@ def check_probability(answer):
 def randomness(kept, probability):
     """How far entries are from being kept one by one, each by a throw of its own.
 
-    :param kept: which are not dropped, in any shape
+    :param kept: (..., size) bool, which are not dropped
     :param probability: of being dropped
     :return: in standard deviations, the distance of the share; the largest correlation of entries that lie any number
-        of places apart
+        of places apart, or the largest distance of the spread of the sums over rows and over columns
     """
-    deviation, root = (probability * (1 - probability)) ** 0.5, kept.size ** 0.5
-    noise = (kept.ravel() - kept.mean()) / deviation
-    correlation = np.fft.irfft(np.abs(np.fft.rfft(noise)) ** 2, noise.size)[1:]
-    return abs(kept.mean() - (1 - probability)) * root / deviation, np.abs(correlation).max() / root
+    root = kept.size ** 0.5
+    noise = (kept - kept.mean()) / (kept.std() or 1)
+    correlation = np.fft.irfft(np.abs(np.fft.rfft(noise.ravel())) ** 2, noise.size)[1:] / root
+    table = noise.reshape(-1, noise.shape[-1])
+    sums = [table.sum(axis) / table.shape[axis] ** 0.5 for axis in (0, 1)]
+    spread = [((values ** 2).mean() - 1) * (values.size / 2) ** 0.5 for values in sums]
+    share = (kept.mean() - (1 - probability)) * root / (probability * (1 - probability)) ** 0.5
+    return abs(share), np.abs([*correlation, *spread]).max()
 
 
 def check_dropout(lab, kind):
@@ -219,7 +223,7 @@ def check_works_in_training_and_beam_search(lab, kind):
     answer, training = ask(lab, kind), ask(lab, kind, 'training')
     for call, cause in (('', 'training makes a difference where nothing is dropped'),
                         (' of long captions', 'here are 196 cells, and captions of 31 and 52 words without <pad>'),
-                        (' of large numbers', 'large numbers are cut off'),
+                        (' of large numbers', 'large numbers are cut off, or a call before changed what came in'),
                         (' once more', 'a call leaves something behind for the next one')):
         training.same(*outputs(kind, call), cause=if_usual(answer, outputs(kind), cause))
     check_not_seeded(answer)

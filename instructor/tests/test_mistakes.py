@@ -119,12 +119,15 @@ def test_two_mistakes_never_earn_more_than_one(one, other, tmp_path):
 
 
 def test_dropout_is_judged_by_what_right_ones_never_do_by_chance():
-    random, share, n = np.random.default_rng(0), 0.4, 400
+    random, share, shape = np.random.default_rng(0), 0.4, (4, 66, 104)
     for _ in range(200):
-        assert max(checks.randomness(random.random((4, n, 8)) > share, share)) < checks.SURE
-    for wrong in (random.random((4, n, 8)) > share ** 2, np.tile(random.random((4, n, 1)) > share, 8),
-                  np.repeat(random.random((4, n // 2, 8)) > share, 2, axis=1),
-                  np.tile(random.random((n, 8)) > share, (4, 1, 1)), random.random((4, n, 8)).argsort(axis=2) >= 3):
+        assert max(checks.randomness(random.random(shape) > share, share)) < checks.SURE
+    one_kept = random.random(shape) > share
+    one_kept[..., -1] = True
+    for wrong in (random.random(shape) > share ** 2, np.tile(random.random((4, 66, 1)) > share, 104),
+                  np.repeat(random.random((4, 33, 104)) > share, 2, axis=1),
+                  np.tile(random.random((66, 104)) > share, (4, 1, 1)),
+                  random.random(shape).argsort(axis=2) >= 104 * share, one_kept):
         assert max(checks.randomness(wrong, share)) > checks.SURE
 
 
