@@ -57,8 +57,8 @@ def randomness(kept, probability):
     noise = (kept - kept.mean()) / (kept.std() or 1)
     correlation = np.fft.irfft(np.abs(np.fft.rfft(noise.ravel())) ** 2, noise.size)[1:] / root
     table = noise.reshape(-1, noise.shape[-1])
-    sums = [table.sum(axis) / table.shape[axis] ** 0.5 for axis in (0, 1)]
-    spread = [((values ** 2).mean() - 1) * (values.size / 2) ** 0.5 for values in sums]
+    spread = [((table.sum(axis) ** 2).mean() / size - 1) * (table.size / size / 2) ** 0.5
+              for axis, size in enumerate(table.shape)]
     share = (kept.mean() - (1 - probability)) * root / (probability * (1 - probability)) ** 0.5
     return abs(share), np.abs([*correlation, *spread]).max()
 
