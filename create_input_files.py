@@ -43,8 +43,7 @@ import h5py
 from tqdm import tqdm
 
 from lab.data import tokenizers
-from lab.data.images import ImageFileError, load_image
-from lab.data.row_file import open_hdf5
+from lab.data.images import ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption
 from utils import atomic_path, one_process_in
 
@@ -219,7 +218,7 @@ def read_header(path):
         HDF5 file), and dict number -> reason of the pictures left out of it
     """
     try:
-        with open_hdf5(path) as file:
+        with open_images(path) as file:
             pairs = file["left_out"].asstr()[:] if "left_out" in file else []
             return file.attrs.get("fingerprint", ""), dict(map(json.loads, pairs))
     except (OSError, ValueError):

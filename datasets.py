@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset  # noqa: F401, accelerate looks for the latter in `datasets`
 
-from lab.data import row_file
+from lab.data.images import open_images
 from lab.data.vocabulary import SPECIAL_TOKENS, encode_caption, load_word_map
 from utils import read_json
 
@@ -25,19 +26,17 @@ class CaptionDataset(Dataset):
     * caption: (max_len + 2,) long; caption length: (1,) long, <start> and <end> counted;
       all captions: (captions_per_image, max_len + 2) long
 
-    Images are read from the file's bytes (``row_file.py``).
-
     :param data_folder: folder with the files of ``create_input_files``
     :param data_name: base name of the files, such as ``shapes_5_cap_per_img_1_min_word_freq``
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param transform: applied to the uint8 image, if given
-    :param features: HDF5 file of ``features.encode_images`` to read instead of the images
-    :param mirrored: features of the mirrored images, for ``flip``
+    :param features: files of ``features.encode_images`` to read instead of the images: of the images and, for
+        ``flip``, of the mirrored ones
     :raises ValueError: another split, files that are cut, that another program wrote, or that do not belong together
     :raises FileNotFoundError: files that are not there
     """
 
-    def __init__(self, data_folder, data_name, split, transform=None, features=None, mirrored=None):
+    def __init__(self, data_folder, data_name, split, transform=None, features=()):
         if split not in ('TRAIN', 'VAL', 'TEST'):
             raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
         folder = Path(data_folder).expanduser()
@@ -49,12 +48,13 @@ class CaptionDataset(Dataset):
                 raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
                                         'data_folder and data_name')
         captions, caplens = (read_json(path, 'delete it and run create_input_files again') for path in paths[1:])
-        with row_file.open_hdf5(self.images_path) as file:
+        with open_images(self.images_path) as file:
             if 'fingerprint' not in file.attrs:
                 raise ValueError(f'{self.images_path} was not written by create_input_files of this lab, but by '
                                  'another program with the same file names: run create_input_files, which leaves this '
                                  'file as it is, and set data_name to the name that it prints')
             self.cpi = int(file.attrs['captions_per_image'])
+            self.pictures = file.attrs['pictures']  # a fingerprint of all pixels
             self.names = file['names'].asstr()[:].tolist()
             self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
         if not belong_together(captions, caplens, self.references, load_word_map(folder, data_name)):
@@ -62,11 +62,7 @@ class CaptionDataset(Dataset):
                              'delete them and run it again')
         self.captions = torch.tensor(captions, dtype=torch.long)
         self.caplens = torch.tensor(caplens, dtype=torch.long).unsqueeze(1)
-        self.sources, self.key = [self.images_path], 'images'
-        self.in_memory = None  # all features, see use_features
-        self._rows = {}  # of each source, from the first item on
-        if features:
-            self.use_features(features, mirrored)
+        self.features = features
 
     def __len__(self):
         return len(self.captions)
@@ -75,19 +71,6 @@ class CaptionDataset(Dataset):
     def path_of_images(data_folder, data_name, split):
         """:return: path of a split's HDF5 file of images, whether or not it is there"""
         return Path(data_folder).expanduser() / f'{split}_IMAGES_{data_name}.hdf5'
-
-    def use_features(self, features, mirrored=None, in_memory=None):
-        """Read features in place of images, see the parameters of the class.
-
-        :param in_memory: all of them, (images, h, w, encoder_dim), those of the mirrored images last
-        """
-        self.sources, self.key, self._rows = [features, mirrored], 'features', {}
-        self.in_memory = in_memory
-
-    @property
-    def has_features(self):
-        """Whether it gives features in place of images."""
-        return self.key == 'features'
 
     def replace_captions(self, path, word_map):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
@@ -114,42 +97,46 @@ class CaptionDataset(Dataset):
                              for captions in self.references], dtype=torch.bool)
 
     @property
-    def first_captions(self):
-        """Indices of items that go through each image once."""
-        return range(0, len(self), self.cpi)
+    def few_captions(self):
+        """Captions of eight pictures, from the shortest to the longest that there are, but neither in this order nor in
+        its reverse: a decoder has to sort them, and to take the right picture with each. (8,) long, or fewer."""
+        pictures = self.caplens.view(-1, self.cpi)[:, 0].argsort(stable=True)
+        pictures = pictures[torch.linspace(0, len(pictures) - 1, min(8, len(pictures))).round().long()]
+        numbers = pictures * self.cpi
+        numbers[-1] = self.caplens.flatten().argmax()
+        mixed = [place for place in (3, 0, 6, 1, 7, 4, 2, 5) if place < len(numbers)]
+        return numbers[mixed].unique_consecutive()
 
     def image(self, number):
         """Image ``number`` (not caption ``number``), or its features."""
         return self.images(torch.tensor([number]))[0]
 
-    def images(self, numbers):
-        """Images, or their features; ``number + len(names)`` is the mirror image of ``number``.
+    def images(self, numbers, mirrored=False):
+        """Images, or their features.
 
-        :param numbers: (m,) long, ascending
-        :return: (m, ...), on the device where they are in memory
+        :param numbers: (m,) long
+        :param mirrored: the mirror images, but for pictures of which a caption speaks of left or right
+        :return: (m, ...)
         """
-        if self.in_memory is not None:
-            return self.in_memory[numbers.to(self.in_memory.device)]
-        images = [self._read(mirror, chosen) for mirror in (False, True)
-                  if len(chosen := numbers[(numbers >= len(self.names)) == mirror] % len(self.names))]
-        return images[0] if len(images) == 1 else torch.cat(images)
-
-    def expect(self, mirror, start, stop):
-        """Images ``start`` to ``stop``, or their features, are wanted soon: see ``row_file.Rows.expect``."""
-        self._rows_of(mirror).expect(start, stop)
-
-    def _rows_of(self, mirror):
-        source = self.sources[mirror and self.key == 'features']
-        if source not in self._rows:
-            self._rows[source] = row_file.Rows(source, self.key)
-        return self._rows[source]
-
-    def _read(self, mirror, numbers):
-        images = torch.from_numpy(self._rows_of(mirror)[numbers.numpy()])
-        if self.key == 'features':
-            return images
-        images = images.flip(3) if mirror else images
+        if self.features:
+            return torch.from_numpy(self._features[mirrored][numbers.numpy()])
+        images = torch.from_numpy(self._pixels[numbers.numpy()])
+        if mirrored:
+            turned = ~self.sided[numbers]
+            images[turned] = images[turned].flip(3)
         return torch.stack([self.transform(image) for image in images]) if self.transform else images
+
+    # Files as arrays: the operating system reads what is indexed, and keeps it in memory where there is room.
+    # (HDF5 itself takes several times as long for rows here and there, and an open file does not survive a fork.)
+    @functools.cached_property
+    def _pixels(self):
+        with open_images(self.images_path) as file:
+            images = file['images']
+            return np.memmap(self.images_path, images.dtype, 'r', images.id.get_offset(), images.shape)
+
+    @functools.cached_property
+    def _features(self):
+        return [np.load(path, mmap_mode='r') for path in self.features]
 
     def __getitem__(self, i):
         number = i // self.cpi
@@ -158,8 +145,8 @@ class CaptionDataset(Dataset):
             return item
         return *item, self.captions[number * self.cpi:(number + 1) * self.cpi]
 
-    def __getstate__(self):
-        return {**self.__dict__, '_rows': {}}
+    def __getstate__(self):  # another process opens the files itself
+        return {key: value for key, value in self.__dict__.items() if key not in ('_pixels', '_features')}
 
 
 def belong_together(captions, caplens, references, word_map):
@@ -183,7 +170,7 @@ def content_digest(data_folder, data_name, split):
     folder, digest = Path(data_folder).expanduser(), hashlib.sha256()
     for part in ('WORDMAP', f'{split}_CAPTIONS', f'{split}_CAPLENS'):
         digest.update((folder / f'{part}_{data_name}.json').read_bytes())
-    with row_file.open_hdf5(CaptionDataset.path_of_images(folder, data_name, split)) as file:
+    with open_images(CaptionDataset.path_of_images(folder, data_name, split)) as file:
         for key in ('names', 'references'):
             digest.update(json.dumps(file[key].asstr()[:].tolist()).encode())
     return digest.hexdigest()[:16]

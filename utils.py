@@ -1,15 +1,13 @@
-"""Small helpers shared by every step: atomic files, JSON, text, seeds, eval mode, packed scores, averages."""
+"""Small helpers shared by every step: atomic files, JSON, text, eval mode, packed scores, averages."""
 
 import errno
 import html
 import json
 import os
-import random
 import re
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 # torch is imported where it is used: it takes seconds, and create_input_files does without
@@ -99,14 +97,6 @@ def markdown_table(header, rows, align='---:'):
     return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
 
 
-def seed_everything(seed):
-    """Seed Python's, numpy's and torch's random generators (all devices)."""
-    import torch
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 @contextmanager
 def evaluating(module):
     """Within the block ``module`` is in ``eval()``: dropout off, batch norm on its running statistics."""
@@ -118,16 +108,20 @@ def evaluating(module):
         module.train(training)
 
 
+def monitored(epoch):
+    """The score that decides in an epoch of a history (setting ``monitor``); the larger, the better."""
+    name = epoch.get('monitor', 'greedy_cider' if epoch['train_top5'] is None else 'greedy_bleu4')  # older: without
+    return -epoch[f'val_{name}'] if name in ('loss', 'cross_entropy') else epoch[f'val_{name}']
+
+
 def best_epoch(history):
-    """The epoch whose weights are in the best checkpoint: of the best greedy BLEU-4, of the best greedy CIDEr where
-    training was self-critical; of epochs with the same score (0, at first) the one with the lowest loss.
+    """The epoch whose weights are in the best checkpoint: of the best score, and of epochs with the same score (0, at
+    first) the one with the lowest loss.
 
     :param history: of ``solver.train``
     :return: its dict; an empty one of an empty history
     """
-    by_score = any(epoch['train_top5'] is None for epoch in history)
-    aim = 'val_greedy_cider' if by_score else 'val_greedy_bleu4'
-    return max(history, key=lambda epoch: (epoch[aim], -epoch['val_loss']), default={})
+    return max(history, key=lambda epoch: (monitored(epoch), -epoch['val_loss']), default={})
 
 
 def packed(scores, decode_lengths):

@@ -31,7 +31,7 @@ from benchmarks import textbook
 from instructor.assemble import ROOT
 from lab.decode.beam_search import beam_search
 from lab.train import fast
-from lab.train.forward import true_words
+from lab.train.model import true_words
 from solver import caption_loss
 from utils import atomic_path
 

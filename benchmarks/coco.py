@@ -1,20 +1,19 @@
 """An epoch and a test pass at COCO's size: ``python -m benchmarks.coco --device cuda``.
 
-As many pictures, captions, words and cells as COCO has, with random features in place of the photos', through the same
-``solver.train`` and ``evaluate.evaluate`` as the notebooks. It needs no download, 34 GB on the disk and as much memory
-where the features are to be held. ``--pictures 4000`` takes fewer, and says what that would be for all. ``--read`` only
-reads features from their file, as an epoch does when they do not fit into memory.
+As many pictures, captions, words and cells as COCO has, with random features in place of the photos', through the
+same ``solver.train`` and ``evaluate.evaluate`` as the notebooks. It needs no download and 34 GB on the disk.
+``--pictures 4000`` takes fewer, and says what that would be for all.
 """
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import psutil
 import torch
@@ -34,7 +33,6 @@ def write_split(folder, split, pictures, words, rng):
 
     :param pictures: how many; ``words``: list of the vocabulary's words; ``rng``: numpy's random generator
     """
-    from lab.data import row_file
     lengths = rng.normal(10.5, 2.4, (pictures, PER_PICTURE)).round().clip(6, 40).astype(int)
     frequency = 1 / np.arange(1, len(words) + 1)
     drawn = rng.choice(len(words), lengths.sum(), p=frequency / frequency.sum())
@@ -45,24 +43,24 @@ def write_split(folder, split, pictures, words, rng):
     captions[place == lengths.reshape(-1, 1) + 1] = len(words) + 3  # <end>
     sentences = iter(np.split(np.array(words)[drawn], lengths.flatten().cumsum()[:-1]))
     references = [json.dumps([next(sentences).tolist() for _ in range(PER_PICTURE)]) for _ in range(pictures)]
-    row_file.create(folder / f'{split}_IMAGES_{NAME}.hdf5', 'images', (pictures, 3, 256, 256), 'uint8',
-                    {'captions_per_image': PER_PICTURE, 'fingerprint': '', 'pictures': f'{split} {pictures}'},
-                    dict(references=references, names=[f'{split}{i}.jpg' for i in range(pictures)]))
+    with h5py.File(folder / f'{split}_IMAGES_{NAME}.hdf5', 'w') as file:
+        file.attrs.update(captions_per_image=PER_PICTURE, fingerprint='', pictures=f'{split} {pictures}')
+        file['references'], file['names'] = references, [f'{split}{i}.jpg' for i in range(pictures)]
+        file.create_dataset('images', (pictures, 3, 256, 256), 'uint8', fill_time='never')[-1:] = 0
     for kind, values in ('CAPTIONS', captions.tolist()), ('CAPLENS', (lengths.flatten() + 2).tolist()):
         (folder / f'{split}_{kind}_{NAME}.json').write_text(json.dumps(values))
 
 
-def write_features(folder, split, pictures, encoder, rng):
-    """The file that ``features.encode_images`` would leave: (pictures, h, w, encoder_dim) at random, none below 0."""
-    from lab.data import row_file
+def write_features(folder, split, encoder, rng):
+    """The file that ``features.encode_images`` would write: (pictures, h, w, encoder_dim) at random, none below 0."""
+    from datasets import CaptionDataset
     from lab.train.features import file_of
-    grid = encoder.native_grid(torch.zeros(1, 3, 256, 256)).shape[1:]
-    path, stamp, _ = file_of(encoder, folder, NAME, split)
-    row_file.create(path, 'features', (pictures, *grid), 'float16', stamp)
-    block = rng.standard_normal((min(pictures, 997), grid.numel()), dtype=np.float32).clip(0).astype(np.float16)
-    with row_file.open_rows(path, 'features') as file:
-        for start in range(0, pictures, len(block)):
-            file.write(block[:pictures - start].tobytes())
+    dataset = CaptionDataset(folder, NAME, split)
+    grid = tuple(encoder.native_grid(torch.zeros(1, 3, 256, 256)).shape[1:])
+    file = np.lib.format.open_memmap(file_of(encoder, dataset, grid), 'w+', np.float16, (len(dataset.names), *grid))
+    block = rng.standard_normal((min(len(file), 997), *grid), dtype=np.float32).clip(0).astype(np.float16)
+    for start in range(0, len(file), len(block)):
+        file[start:start + len(block)] = block[:len(file) - start]
 
 
 def write_all(folder, args):
@@ -86,39 +84,14 @@ def write_all(folder, args):
         for split, pictures in sizes.items():
             write_split(folder, split, pictures, words, rng)
             if split != 'VAL':
-                write_features(folder, split, pictures, encoder, rng)
+                write_features(folder, split, encoder, rng)
     return encoder, weights
-
-
-def reading(folder, args, seconds=30):
-    """:return: list as of :func:`measure`: the beginning of an epoch, read from the disk"""
-    from datasets import CaptionDataset
-    from lab.train import batches
-    from lab.train.features import file_of
-    path, *_ = file_of(write_all(folder, args)[0], folder, NAME, 'TRAIN')
-    dataset, rows = CaptionDataset(folder, NAME, 'TRAIN', features=path), []
-    for window, what in (batches.WINDOW, f'shuffled among {batches.WINDOW:,} pictures at a time, read in blocks'), (
-            args.pictures, 'shuffled among all pictures, each row where it lies'):
-        with open(path, 'rb') as file:
-            os.sync()
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # nothing of it is in memory
-        batches.WINDOW = window
-        order = batches.shuffled(dataset, args.batch_size, torch.Generator().manual_seed(0), args.by_picture)
-        parts, done, start = batches.Batches(dataset, order), 0, time.perf_counter()
-        if window == args.pictures:
-            parts.expect = lambda pictures: None
-        for batch in batches.loader(parts, dict(device='cpu')):
-            done += len(batch.caplens)
-            if time.perf_counter() - start > seconds:
-                break
-        rows.append((f'reading captions with features, {what}', done / (time.perf_counter() - start), 'per second',
-                     None))
-    return rows
 
 
 def measure(folder, args):
     """:return: list of (what, value, unit, the value for all of COCO or None)"""
     import solver
+    from datasets import CaptionDataset
     from lab.decode.evaluate import evaluate
     from lab.train import checkpoints, features
 
@@ -126,7 +99,7 @@ def measure(folder, args):
     rows, of_all = [], PICTURES / args.pictures
 
     start = time.perf_counter()  # black pictures, as that file has no others: the encoder does not mind
-    features.encode_images(encoder.to(args.device), folder, NAME, 'VAL', args.device)
+    features.encode_images(encoder.to(args.device), CaptionDataset(folder, NAME, 'VAL'), args.device)
     seconds = time.perf_counter() - start
     rows.append((f'{args.encoder} over {args.others:,} pictures, features written', seconds, 's',
                  seconds * PICTURES / args.others))
@@ -140,17 +113,14 @@ def measure(folder, args):
         return scores
 
     solver.train_epoch = timed
-    if args.stream:
-        features.MEMORY_SHARE = 0  # nothing fits
     cfg = dict(data_folder=str(folder), data_name=NAME, encoder=args.encoder, encoder_weights=str(weights),
                encoded_image_size=None, batch_size=args.batch_size, epochs=args.epochs, device=args.device,
-               by_picture=args.by_picture,
-               output_folder=str(folder / 'runs'), print_freq=100)
+               output_folder=str(folder / 'runs'))
     start = time.perf_counter()
     history = solver.train(cfg)
     whole = time.perf_counter() - start
     captions = PER_PICTURE * args.pictures
-    rows.append((f'before the first epoch: reading captions{"" if args.stream else " and features"}',
+    rows.append(('before the first epoch: reading captions',
                  whole - sum(epoch['seconds'] for epoch in history), 's', None))
     rows.append((f'an epoch of {captions:,} captions, the best of {args.epochs}', min(epochs), 's',
                  min(epochs) * of_all))
@@ -196,9 +166,6 @@ def main():
     parser.add_argument('--epochs', type=int, default=2)
     parser.add_argument('--batch-size', type=int, default=80, help='captions')
     parser.add_argument('--search-batch', type=int, default=32, help='pictures searched at once')
-    parser.add_argument('--by-picture', action='store_true')
-    parser.add_argument('--stream', action='store_true', help='read features from their file at every batch')
-    parser.add_argument('--read', action='store_true', help='only that; by a process with less memory than the file')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'coco', help='build folder')
     args = parser.parse_args()
@@ -210,11 +177,11 @@ def main():
     # before the lab's own modules are imported: models.py there is the reference
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', args.build)))
     with tempfile.TemporaryDirectory(dir=args.output_folder) as folder:
-        rows = (reading if args.read else measure)(Path(folder), args)
+        rows = measure(Path(folder), args)
     from utils import atomic_path
     about = ', '.join([f'torch {torch.__version__}', f'batches of {args.batch_size}',
                        torch.cuda.get_device_name() if args.device.startswith('cuda') else
-                       f'{torch.get_num_threads()} threads', 'streamed' if args.stream or args.read else 'held'])
+                       f'{torch.get_num_threads()} threads'])
     for name, text in (('coco.md', markdown(rows, about)),
                        ('coco.json', json.dumps(dict(settings={key: str(value) for key, value in vars(args).items()},
                                                      rows=rows), indent=1))):

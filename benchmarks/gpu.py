@@ -39,7 +39,7 @@ from create_input_files import create_input_files  # noqa: E402
 from lab.data.shapes import generate_shapes  # noqa: E402
 from lab.decode.evaluate import evaluate  # noqa: E402
 from lab.train.checkpoints import checkpoint_paths, load_model  # noqa: E402
-from lab.train.forward import true_words  # noqa: E402
+from lab.train.model import true_words  # noqa: E402
 from solver import caption_loss, train  # noqa: E402
 from utils import atomic_path, best_epoch  # noqa: E402
 

@@ -16,27 +16,18 @@ from pathlib import Path
 from papermill.exceptions import PapermillExecutionError
 
 from instructor.assemble import ROOT, assemble
+from lab.figures import bleu_table
 from lab.notebooks import run_notebook
 
-NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')
+TRAINING = ('train_attention.ipynb', 'train_rnn.ipynb')  # side by side, a core each
+NOTEBOOKS = ('test.ipynb', 'caption.ipynb')
 PICTURES = {'attention_test1': 'attention', 'history_Attention': 'history'}  # figure -> what README.md calls it
 
 
 def print_results(run_folder):
-    """A table of decoder, parameters, best epoch, BLEU-1 to 4 per beam size, and seconds."""
-    header = ('decoder', 'parameters', 'best epoch', 'beam', 'BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'seconds')
-    rows = [header]
-    for name in ('NoAttention', 'Attention'):
-        result = json.loads((run_folder / f'test_{name}.json').read_text())
-        for score in result['scores']:
-            rows.append((name, f"{result['parameters']:,}", f"{result['best_epoch']} of {result['epochs']}",
-                         str(score['beam_size']), *(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4)),
-                         f"{score['seconds']:.1f}"))
-        rows.append((name, '', 'training', '', '', '', '', '', f"{result['train_seconds']:.0f}"))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    for row in rows:
-        print('  '.join(cell.ljust(width) if i == 0 else cell.rjust(width)
-                        for i, (cell, width) in enumerate(zip(row, widths, strict=True))))
+    """The table of ``test.ipynb``."""
+    print(bleu_table([json.loads((run_folder / f'test_{name}.json').read_text())
+                      for name in ('NoAttention', 'Attention')]))
 
 
 def main():
@@ -50,6 +41,10 @@ def main():
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     try:
         build = assemble(arguments.models, arguments.build)
+        print(f'\n== {" and ".join(TRAINING)} ==', flush=True)
+        trainings = [subprocess.Popen([sys.executable, '-m', 'lab.notebooks', name], cwd=build) for name in TRAINING]
+        if any([training.wait() for training in trainings]):
+            sys.exit('error: a training notebook stopped')
         for name in NOTEBOOKS:
             print(f'\n== {name} ==', flush=True)
             run_notebook(build / name, build / name)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate.utils import set_seed
 from torch import nn
 from tqdm import tqdm
 
 from lab.data.encoders import SHAPES_CNN_WEIGHTS, shapes_cnn
 from lab.data.shapes import COLORS, SHAPES, SIZE, SIZES, draw_scene
-from utils import atomic_path, seed_everything
+from utils import atomic_path
 
 ATTRIBUTES = {'size': list(SIZES), 'color': list(COLORS), 'shape': list(SHAPES)}
 GRID = 16  # cells along a side
@@ -47,7 +48,7 @@ def main():
     parser.add_argument('--output', type=Path, default=SHAPES_CNN_WEIGHTS)
     args = parser.parse_args()
 
-    seed_everything(0)
+    set_seed(0)
     held_out = 500
     total = args.pictures + held_out
     images = torch.empty(total, 3, 256, 256, dtype=torch.uint8)

@@ -21,7 +21,7 @@ from PIL import Image
 
 from lab.data.images import ImageFileError, open_image, squash
 from lab.decode.evaluate import caption_image
-from lab.figures import label, lit, read_histories
+from lab.figures import label, overlay, read_histories
 from lab.train.checkpoints import load_models
 from utils import as_text, sentence
 
@@ -52,12 +52,12 @@ def describe(content, models, beam_size=3, file='this file'):
 def attention_maps(picture, found):
     """
     :param found: of :func:`describe`, for one model
-    :return: per word the picture, lit where the decoder looked, (H, W, 3) uint8, and its title: the word and the
+    :return: per word the picture, bright where the decoder looked, (H, W, 3) uint8, and its title: the word and the
         greatest weight in percent; an empty list without attention
     """
     if found['alphas'] is None:
         return []
-    return [(lit(picture, alpha), f'{word} {alpha.max():.0%}')
+    return [(overlay(picture, alpha), f'{word} {alpha.max():.0%}')
             for word, alpha in zip(found['caption'], found['alphas'], strict=True)]
 
 
@@ -177,8 +177,8 @@ def main():
     from voila.app import Voila  # caption.ipynb needs none
     title = 'Look at a picture, say what you see'
     page = nbformat.v4.new_notebook(metadata=dict(title=title), cells=[
-        nbformat.v4.new_markdown_cell(f'# {title}\n\nEach model captions your picture word by word. A map is lit where '
-                                      'the decoder looked for its word, and beside the word stands the greatest '
+        nbformat.v4.new_markdown_cell(f'# {title}\n\nEach model captions your picture word by word. A map is bright '
+                                      'where the decoder looked for its word, and beside the word stands the greatest '
                                       'weight of a cell, in percent of all attention.'),
         nbformat.v4.new_code_cell(f'import os\n\nos.chdir({os.getcwd()!r})\n'
                                   'from lab.app import form\nfrom lab.train.checkpoints import load_models\n\n'

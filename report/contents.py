@@ -1,7 +1,7 @@
 """The tables and figures of the lab report, one call each.
 
 A folder is the ``output_folder`` of trainings that ``test.ipynb`` has tested, or that of ``compare.ipynb``. What is not
-there is said in its place, with the notebook that makes it; ``render.py`` lists it once more.
+there is printed in its place, with the notebook that makes it; ``render.py`` lists it once more.
 """
 
 import base64
@@ -17,7 +17,7 @@ from IPython.display import HTML, Markdown
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lab.experiments.compare import folder_name, score_cells  # noqa: E402  the path comes first
+from lab.experiments.compare import all_scores, folder_name, score_cells  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
 from lab.train.settings import plain  # noqa: E402
@@ -25,17 +25,17 @@ from solver import DEFAULTS  # noqa: E402
 from utils import as_text, markdown_table, read_json, sentence  # noqa: E402
 
 # settings that change no result
-NOT_SHOWN = ('device', 'checkpoint', 'output_folder', 'print_freq')
+NOT_SHOWN = ('device', 'checkpoint', 'output_folder')
 # settings that a decoder does not use
 NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'
 AGAIN = 'delete it, and run the notebook that made it again'
 
 
 class Missing(Exception):
-    """The runs have not left what is asked for; the message says what, and which notebook makes it."""
+    """The runs have not saved what is asked for; the message says what, and which notebook makes it."""
 
 
-def said_in_its_place(function):
+def message_in_its_place(function):
     """Where something is :class:`Missing`, the report holds this sentence instead."""
     @functools.wraps(function)
     def shown(*arguments):
@@ -52,7 +52,7 @@ def note(sentence):
     return f'<p class="missing">{sentence}</p>'
 
 
-# --- What the runs left ---
+# --- What the runs saved ---
 
 
 def read_runs(folders):
@@ -94,7 +94,7 @@ def tested_runs(folder):
 
 
 def compared_runs(folder):
-    """Runs of a folder that ``compare.ipynb`` left; their settings are those of the first seed."""
+    """Runs of a folder that ``compare.ipynb`` saved; their settings are those of the first seed."""
     runs = []
     for result in read_json(folder / 'comparison.json', AGAIN):
         checkpoints = sorted((folder / folder_name(result['name'])).glob('seed_*/BEST_checkpoint_*.pth.tar'))
@@ -139,18 +139,18 @@ def drawn(figure, caption):
 # --- Tables and figures ---
 
 
-@said_in_its_place
+@message_in_its_place
 def settings_table(folders):
     """The settings that are not the default in every run."""
     names, values = all_settings(read_runs(folders))
     rows = [[key, *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
             if set(map(str, of_runs)) - {str(DEFAULTS[key]), UNUSED}]
     return table(markdown_table(['setting', *names, 'default'], rows),
-                 'Settings that are not the default of <code>solver.py</code> in all of these runs. '
+                 'Settings that are not the default of <code>lab/train/settings.py</code> in all of these runs. '
                  f'{UNUSED}: this decoder does not use it.')
 
 
-@said_in_its_place
+@message_in_its_place
 def settings_compared(folders):
     """The settings in which the runs differ from each other."""
     names, values = all_settings(read_runs(folders))
@@ -174,7 +174,7 @@ def all_settings(runs):
               for run in runs] for key, default in DEFAULTS.items() if key not in NOT_SHOWN}
 
 
-@said_in_its_place
+@message_in_its_place
 def learning_curves(folder):
     """Loss, top-5 accuracy and BLEU-4 per epoch of all decoders of a run folder."""
     histories = read_histories(folder)
@@ -183,7 +183,7 @@ def learning_curves(folder):
     return drawn(plot_history(histories), 'Learning curves. The star is the epoch that was kept.')
 
 
-@said_in_its_place
+@message_in_its_place
 def bleu_by_beam(folder):
     """A table of BLEU-1 to 4 for each beam size; trained decoders that were not tested are named below it."""
     text = bleu_table([run['seeds'][0] for run in read_runs(folder)])
@@ -193,28 +193,28 @@ def bleu_by_beam(folder):
     return table(text, 'BLEU on the test split against beam size. Seconds: for captioning the whole split.')
 
 
-@said_in_its_place
+@message_in_its_place
 def bleu_figure(folder):
     """BLEU-1 to 4 and words per caption against beam size, as curves."""
     return drawn(plot_bleu([run['seeds'][0] for run in read_runs(folder)]), 'BLEU on the test split against beam size.')
 
 
-@said_in_its_place
+@message_in_its_place
 def captions(folder, picture):
     """What each model says of a picture; of a test picture also what people say.
 
     :param picture: the name that ``caption.ipynb`` printed before its captions, such as 'test0'
     """
-    said = read_caption(folder, picture)
-    rows = [[label(name), caption] for name, caption in said['captions'].items()]
+    saved = read_caption(folder, picture)
+    rows = [[label(name), caption] for name, caption in saved['captions'].items()]
     if re.fullmatch(r'test\d+', picture):
         references = read_runs(folder)[0]['seeds'][0]['captions'][int(picture[4:])]['references']
         rows += [['' if i else 'people', sentence(tokens)] for i, tokens in enumerate(references)]
     return table(markdown_table(['', f'caption of {picture}'], rows, align=':---'),
-                 f'What is said of the picture, the models with beam {said["beam_size"]}.')
+                 f'What is said of the picture, the models with beam {saved["beam_size"]}.')
 
 
-@said_in_its_place
+@message_in_its_place
 def attention_maps(folder, picture):
     """Where each decoder with attention looked for each word of its caption."""
     maps = ''
@@ -231,7 +231,7 @@ def attention_maps(folder, picture):
 
 
 def read_caption(folder, picture):
-    """What ``caption.ipynb`` has left of a picture: a dict of ``beam_size`` and ``captions`` by decoder."""
+    """What ``caption.ipynb`` has saved of a picture: a dict of ``beam_size`` and ``captions`` by decoder."""
     path = Path(folder) / f'caption_{picture}.json'
     if not path.exists():
         there = ', '.join(sorted(other.stem.removeprefix('caption_') for other in path.parent.glob('caption_*.json')))
@@ -240,7 +240,7 @@ def read_caption(folder, picture):
     return read_json(path, AGAIN)
 
 
-@said_in_its_place
+@message_in_its_place
 def curves_compared(folders):
     """Validation loss, top-5 accuracy and BLEU-4 per epoch of all runs of these folders."""
     runs = [run for run in read_runs(folders) if run['seeds'][0].get('history')]
@@ -250,36 +250,37 @@ def curves_compared(folders):
                  'Learning curves of the compared runs, on the validation split.')
 
 
-@said_in_its_place
+@message_in_its_place
 def scores_compared(folders):
     """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
     runs = read_runs(folders)
     beams = [score['beam_size'] for score in runs[0]['seeds'][0]['scores']]
     middle = len(beams) // 2
+    others = [name for name in all_scores(runs) if not name.startswith('BLEU')]
     rows = []
     for run in runs:
         seeds = run['seeds']
         minutes = sum(seed['train_seconds'] for seed in seeds) / len(seeds) / 60
         rows.append([run['name'], f"{seeds[0]['parameters']:,}", str(len(seeds)),
                      *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
-                     *score_cells(seeds, middle, ['CIDEr-D']), f'{minutes:.1f}'])
+                     *score_cells(seeds, middle, others), f'{minutes:.1f}'])
     return table(markdown_table(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
-                                 f'CIDEr-D, beam {beams[middle]}', 'minutes'], rows),
+                                 *(f'{name}, beam {beams[middle]}' for name in others), 'minutes'], rows),
                  'Test scores of the compared runs, mean ± standard deviation over the seeds. '
                  'Minutes: of one training.')
 
 
-@said_in_its_place
+@message_in_its_place
 def decoders_compared(folder):
     """Parameters, training time and test scores of the decoders; of the shapes also how many captions are true."""
     runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
     truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
-    rows = []
+    scores, rows = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU'))], []
     for run in runs:
         result, = run['seeds']
         score, = (row for row in result['scores'] if row['beam_size'] == result['captions_beam_size'])
         row = [run['name'], f"{result['parameters']:,}", f"{result['train_seconds']:.0f}", str(score['beam_size']),
-               f"{score['BLEU-4']:.3f}", f"{score['CIDEr-D']:.3f}"]
+               *(f'{score[name]:.3f}' for name in scores)]
         if truth:
             found = truth.get(result['model'], dict(named=None, pointing=None))
             row += ['' if share is None else f'{share:.1%}' for share in (found['named'], found['pointing'])]
@@ -290,11 +291,11 @@ def decoders_compared(folder):
         by_chance = f', {chances[0]:.1%} by chance' if chances else ''
         caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
                     f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
-    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', 'BLEU-4', 'CIDEr-D',
+    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', *scores,
                                  *['named', 'pointing'] * bool(truth)], rows), caption)
 
 
-@said_in_its_place
+@message_in_its_place
 def where_it_looks(folder):
     """How often the attention for a word peaks in the box of the thing it names; nothing where things have no boxes."""
     if (Path(folder) / 'test_truth.json').exists() and not [*Path(folder).glob('figures/pointing_*.png')]:
@@ -304,7 +305,7 @@ def where_it_looks(folder):
         'figure of words and boxes, which needs attention and a data set with boxes')
 
 
-@said_in_its_place
+@message_in_its_place
 def caption_sheet(folder):
     """The best, typical and worst captions of each decoder."""
     return saved_figures(folder, 'captions', '{}: its best, typical and worst captions, each with its BLEU-4 and the '

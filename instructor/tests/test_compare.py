@@ -5,55 +5,49 @@ import os
 from pathlib import Path
 
 import pytest
-from warm import run_module
+from helpers import run_module
 
 from create_input_files import create_input_files
 from instructor.assemble import ROOT
-from instructor.compare import NAMES, read_settings
+from instructor.compare import NAMES, main, read_settings
 from lab.data.shapes import generate_shapes
-
-
-def compare(*arguments, **environment):
-    return run_module('instructor.compare', *arguments, environment=environment)
 
 
 def test_another_data_set(tmp_path):
     generate_shapes(tmp_path / 'data', train=24, val=6, test=6)
-    create_input_files('own', tmp_path / 'data/dataset_shapes.json', tmp_path / 'data', min_word_freq=1,
-                       output_folder=tmp_path / 'data')
-    settings = dict(
+    name = create_input_files('own', tmp_path / 'data/dataset_shapes.json', tmp_path / 'data', min_word_freq=1,
+                              output_folder=tmp_path / 'data')['data_name']
+    (tmp_path / 'settings.json').write_text(json.dumps(dict(
         data=None, split='VAL', runs={'plain': dict(attention=False), 'attentive': {}}, seeds=[3], shown=[0, 5],
-        cfg=dict(data_folder=str(tmp_path / 'data'), data_name='own_5_cap_per_img_1_min_word_freq', epochs=1,
-                 encoder='shapes_cnn', encoded_image_size=8, embed_dim=16, attention_dim=16, decoder_dim=16),
-        output_folder=str(tmp_path / 'runs'))
-    (tmp_path / 'settings.json').write_text(json.dumps(settings))
+        cfg=dict(data_folder=str(tmp_path / 'data'), data_name=name, epochs=1, encoder='shapes_cnn',
+                 encoded_image_size=8, embed_dim=16, attention_dim=16, decoder_dim=16),
+        output_folder=str(tmp_path / 'runs'))))
     (tmp_path / 'java').write_text('#!/bin/sh\nexit 1\n')  # METEOR's takes longer to start than all the rest
     (tmp_path / 'java').chmod(0o755)
-    run = compare('--build', tmp_path / 'build', '--settings', tmp_path / 'settings.json',
-                  PATH=os.pathsep.join([str(tmp_path), os.environ['PATH']]))
-    assert run.returncode == 0, run.stderr[-2000:]
+    printed = run_module('instructor.compare', '--build', tmp_path / 'build', '--settings', tmp_path / 'settings.json',
+                         PATH=os.pathsep.join([str(tmp_path), os.environ['PATH']]))
     table = (tmp_path / 'runs/val_comparison.md').read_text()
-    assert table in run.stdout
-    rows = table.split('\n\n')[0].splitlines()[2:]
-    assert [row.split(' | ')[0] for row in rows] == ['| plain', '| attentive']
+    assert table in printed
+    assert [row.split(' | ')[0] for row in table.splitlines()[2:4]] == ['| plain', '| attentive']
     assert {path.stem for path in (tmp_path / 'runs/figures').glob('*.png')} == {
         'val_curves', 'val_bleu', 'val_captions'}
     assert (tmp_path / 'runs/attentive/seed_3').is_dir() and not (tmp_path / 'build/data').exists()
 
 
-@pytest.mark.parametrize('content, message', [
+@pytest.mark.parametrize(('content', 'message'), [
     (None, 'cannot read the settings'), ('{', 'is not JSON'), ('[1]', 'must be an object with any of data'),
     ('{"epochs": 3}', 'not epochs'), ('{"cfg": null}', 'must be objects'), ('{"runs": {"a": 3}}', 'must be objects')])
-def test_settings_that_cannot_be(content, message, tmp_path):
+def test_settings_that_cannot_be(content, message, tmp_path, monkeypatch):
     path = tmp_path / 'settings.json'
     if content:
         path.write_text(content)
-    run = compare('--build', tmp_path / 'build', '--settings', path)
-    assert run.returncode == 1 and message in run.stderr and len(run.stderr.splitlines()) == 1
+    monkeypatch.setattr('sys.argv', ['compare', '--build', str(tmp_path / 'build'), '--settings', str(path)])
+    with pytest.raises(SystemExit, match=message):
+        main()
     assert not (tmp_path / 'build').exists()
 
 
-def test_names_are_those_of_the_notebook(tmp_path):
+def test_names_are_those_of_the_notebook():
     cells = json.loads((ROOT / 'compare.ipynb').read_text())['cells']
     cell, = (''.join(cell['source']) for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
     names = {}
@@ -62,10 +56,10 @@ def test_names_are_those_of_the_notebook(tmp_path):
 
 
 def test_folders_are_as_seen_from_here_but_for_the_embedded_data(tmp_path):
-    settings = {'cfg': {'data_folder': 'here', 'epochs': 2, 'encoder_weights': 'DEFAULT'},
-                'runs': {'a': {'word_vectors': 'README.md'}}}
-    found = {'runs': {'a': {'word_vectors': str(Path('README.md').resolve())}}}
     for data, folder in (({}, 'here'), ({'data': 'shapes'}, 'here'), ({'data': None}, str(Path('here').resolve()))):
-        (tmp_path / 'settings.json').write_text(json.dumps(settings | data))
-        assert read_settings(tmp_path / 'settings.json') == found | data | {
-            'cfg': {'data_folder': folder, 'epochs': 2, 'encoder_weights': 'DEFAULT'}}
+        settings = dict(cfg=dict(data_folder='here', encoder_weights='DEFAULT'),
+                        runs=dict(a=dict(word_vectors='README.md')), **data)
+        (tmp_path / 'settings.json').write_text(json.dumps(settings))
+        found = read_settings(tmp_path / 'settings.json')
+        assert found['cfg'] == dict(data_folder=folder, encoder_weights='DEFAULT')
+        assert found['runs'] == dict(a=dict(word_vectors=str(Path('README.md').resolve())))

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import pickle
 
 import pytest
 import torch
@@ -55,38 +57,45 @@ def test_honest_runs_give_no_remark(files, tmp_path):
 
 TEST, HISTORY = 'runs/shapes/test_Attention.json', 'runs/shapes/history_Attention.json'
 CHECKPOINT = 'runs/shapes/BEST_checkpoint_Attention.pth.tar'
-
-
-def change(path, do):
-    def changed(files):
-        do(files[path])
-    return changed
+RAN = {'output_type': 'error', 'ename': 'ValueError'}
 
 
 @pytest.mark.parametrize(('tamper', 'remark'), [
-    (change(TEST, lambda t: t['scores'][0].update({'BLEU-4': 0.9})), 'the table says 0.9000'),
-    (change(TEST, lambda t: t['captions'][0].update(caption=['a', 'red'])), 'BLEU-4 of the saved captions is'),
-    (change(TEST, lambda t: t['captions'][1].update(name='0.png')), 'more than once'),
-    (change(TEST, lambda t: t['captions'][0]['caption'].append('unicorn')), 'does not know: unicorn'),
-    (change(TEST, lambda t: t.update(best_epoch=3)), 'the best epoch of the history is 2, the test says 3'),
-    (change(TEST, lambda t: t.update(parameters=12)), 'the test says 12'),
-    (change(HISTORY, lambda h: h.pop()), 'the history has 2 epochs, the test says 3'),
-    (change(HISTORY, lambda h: h[0].update(val_greedy_bleu4=0.3)), 'not the beginning of the history'),
-    (change(CHECKPOINT, lambda c: c['word_map'].pop('<end>')), 'a vocabulary of 14 words and layers for 15'),
-    (change(CHECKPOINT, lambda c: c['settings'].update(embed_dim=5)), 'word vectors are not as long'),
-    (change('test.ipynb', lambda n: n['cells'][0].update(execution_count=None)), 'test.ipynb: was never run'),
-    (change('test.ipynb', lambda n: n['cells'][0]['outputs'].append(
-        {'output_type': 'error', 'ename': 'ValueError'})), 'stopped with ValueError'),
-    (lambda files: files.pop('caption.ipynb'), 'caption.ipynb: missing'),
-    (lambda files: files.pop('report/report.html'), 'report/report.html is missing'),
-    (lambda files: files.pop(HISTORY), 'Attention: no history of a training'),
-    (lambda files: files.update({CHECKPOINT: b'nonsense'}), 'the checkpoint is not one of this lab'),
-    (lambda files: files.update({TEST: b'[[['}), 'Attention: cannot be read'),
-    (lambda files: files.update({TEST: {'captions': 3}}), 'cannot be read')])
+    (lambda f: f[TEST]['scores'][0].update({'BLEU-4': 0.9}), 'the table says 0.9000'),
+    (lambda f: f[TEST]['captions'][0].update(caption=['a', 'red']), 'BLEU-4 of the saved captions is'),
+    (lambda f: f[TEST]['captions'][1].update(name='0.png'), 'more than once'),
+    (lambda f: f[TEST]['captions'][0]['caption'].append('unicorn'), 'does not know: unicorn'),
+    (lambda f: f[TEST].update(best_epoch=3), 'the best epoch of the history is 2, the test says 3'),
+    (lambda f: f[TEST].update(parameters=12), 'the test says 12'),
+    (lambda f: f[HISTORY].pop(), 'the history has 2 epochs, the test says 3'),
+    (lambda f: f[HISTORY][0].update(val_greedy_bleu4=0.3), 'not the beginning of the history'),
+    (lambda f: f[CHECKPOINT]['word_map'].pop('<end>'), 'a vocabulary of 14 words and layers for 15'),
+    (lambda f: f[CHECKPOINT]['settings'].update(embed_dim=5), 'word vectors are not as long'),
+    (lambda f: f['test.ipynb']['cells'][0].update(execution_count=None), 'test.ipynb: was never run'),
+    (lambda f: f['test.ipynb']['cells'][0]['outputs'].append(RAN), 'stopped with ValueError'),
+    (lambda f: f.pop('caption.ipynb'), 'caption.ipynb: missing'),
+    (lambda f: f.pop('report/report.html'), 'report/report.html is missing'),
+    (lambda f: f.pop(HISTORY), 'Attention: no history of a training'),
+    (lambda f: f.update({CHECKPOINT: b'nonsense'}), 'the checkpoint is not one of this lab'),
+    (lambda f: f.update({TEST: b'[[['}), 'Attention: cannot be read'),
+    (lambda f: f.update({TEST: {'captions': 3}}), 'cannot be read')])
 def test_what_does_not_agree_is_remarked(files, tmp_path, tamper, remark):
     tamper(files)
     remarks = look(files, tmp_path)
     assert any(remark in found for found in remarks), remarks
+
+
+class MakesAFolder:
+    def __reduce__(self):
+        return os.mkdir, ('made',)
+
+
+@pytest.mark.parametrize('written', [pickle.dumps, lambda checkpoint: checkpoint], ids=['pickle', 'checkpoint'])
+def test_a_checkpoint_runs_nothing(files, tmp_path, monkeypatch, written):
+    monkeypatch.chdir(tmp_path)
+    bad = written({**files[CHECKPOINT], 'settings': MakesAFolder()})
+    assert any('the checkpoint is not one of this lab' in said for said in look({**files, CHECKPOINT: bad}, tmp_path))
+    assert not (tmp_path / 'made').exists()
 
 
 def test_renaming_and_comments_do_not_hide_a_copy():

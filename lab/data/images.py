@@ -5,6 +5,7 @@ from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 
+import h5py
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -89,3 +90,14 @@ def load_image(path, image_size=256):
     except OSError as error:
         raise ImageFileError(f'{path}: this image cannot be decoded ({error.strerror})') from error
     return squash(open_image(content, path, image_size), image_size)
+
+
+def open_images(path):
+    """Open an HDF5 file for reading, without a lock: files of the lab do not change once they have their name.
+
+    :raises ValueError: a file that cannot be read; the message names it
+    """
+    try:
+        return h5py.File(path, 'r', locking=False)
+    except OSError as error:
+        raise ValueError(f'{path} cannot be read, make it again: {error}') from error

@@ -20,7 +20,7 @@ from skimage.color import lab2rgb, rgb2lab
 from tqdm import tqdm
 
 from lab.data.boxes import pointing_game
-from utils import atomic_path
+from utils import atomic_path, one_process_in
 
 SIZE = 256  # side of a picture, in pixels
 VERSION = 2  # raise when drawing or captions change: older sets are then drawn anew
@@ -354,8 +354,18 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
     if _is_complete(json_path, settings, folder, names):
         return json_path
-
     folder.mkdir(parents=True, exist_ok=True)
+    with one_process_in(folder.parent):  # two notebooks may be started at once: the second finds what the first drew
+        if not _is_complete(json_path, settings, folder, names):
+            _draw(folder, json_path, names, settings)
+    return json_path
+
+
+def _draw(folder, json_path, names, settings):
+    """Draw all pictures, then write the JSON file.
+
+    :param names: dict file name -> (split, index)
+    """
     json_path.unlink(missing_ok=True)  # from here on the set is incomplete
     for path in folder.iterdir():
         if re.fullmatch(r"(train|val|test)_\d{5,}\.png", path.name) and path.name not in names:
@@ -363,7 +373,7 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
 
     images, sentid = [], 0
     for imgid, (name, (split, i)) in enumerate(tqdm(names.items(), desc="drawing shapes", unit="image")):
-        rng = np.random.default_rng([seed, SPLITS.index(split), i])
+        rng = np.random.default_rng([settings["seed"], SPLITS.index(split), i])
         image, scene = draw_scene(rng)
         with atomic_path(folder / name) as temporary:
             Image.fromarray(image).save(temporary, format="PNG", compress_level=1)
@@ -375,7 +385,6 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
                        **scene})
     with atomic_path(json_path) as temporary:
         temporary.write_text(json.dumps({**settings, "images": images}), encoding="utf-8")
-    return json_path
 
 
 def _is_complete(json_path, settings, folder, names):

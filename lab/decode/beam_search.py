@@ -1,129 +1,19 @@
-"""Greedy decoding and beam search, for any decoder that offers two methods:
-
-``start(encoder_out) -> state, memory``
-    The first state from the encoding. Both are tuples of tensors with the batch first: the state changes with
-    every word, the memory (pixels, attention keys) is the same for every word of an image.
-``step(words, state, memory) -> scores, state, alpha``
-    From the latest words (n,) and the state: scores of the next word (n, vocab_size) before softmax, the new
-    state, and the attention weights (n, num_pixels), or None without attention.
-"""
-
-from dataclasses import dataclass
+"""Beam search, for any decoder with the two methods of ``greedy_search.py``."""
 
 import torch
 
-from lab.data.vocabulary import SPECIAL_TOKENS
+from lab.decode.greedy_search import NOT_NUMBERS, Hypothesis, excluded_words, repeated
 from utils import evaluating
 
-NOT_NUMBERS = ("the decoder's scores are not numbers: look for a division or logarithm in your models.py, "
-               'or train again')
 
+def rank(score, length):
+    """What decides between captions: the sum of their log-probabilities, as in both papers, whatever their length.
 
-@dataclass
-class Hypothesis:
-    """A caption found by search.
-
-    :ivar words: word indices, without <start> and <end>
-    :ivar score: log-probability of the words, and of <end> where finished
-    :ivar finished: whether <end> was reached within the longest length
-    :ivar alphas: (len(words), num_pixels) attention weights per word, or None without attention
-    :ivar probabilities: list of the probability of each word after those before it, or None where it was not kept
+    :param score: sum of log-probabilities, a number or a tensor
+    :param length: number of words, <end> counted
+    :return: the larger, the better. It must grow with ``score`` and, where that is the same, not fall with ``length``
     """
-
-    words: list
-    score: float
-    finished: bool
-    alphas: torch.Tensor | None = None
-    probabilities: list | None = None
-
-
-@torch.no_grad()
-def greedy_search(decoder, encoder_out, word_map, max_len=50):
-    """Take the best word at each step, for many images at once.
-
-    :param decoder: any decoder with ``start`` and ``step``
-    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
-    :param word_map: word -> index
-    :param max_len: longest caption in words
-    :return: a :class:`Hypothesis` per image, without alphas and probabilities
-    :raises FloatingPointError: the decoder's scores are not numbers
-    """
-    return _one_beam(decoder, encoder_out, word_map, max_len, lambda log_probs: log_probs.argmax(dim=1))
-
-
-@torch.no_grad()
-def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1):
-    """Draw each word from the decoder's own probabilities, for many images at once.
-
-    :param decoder: any decoder with ``start`` and ``step``
-    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
-    :param word_map: word -> index
-    :param max_len: longest caption in words
-    :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
-    :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
-    :param samples: captions drawn per image
-    :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas and probabilities; its
-        score is the log-probability at temperature 1
-    :raises ValueError: temperature not above 0, or samples < 1
-    :raises FloatingPointError: the decoder's scores are not numbers
-    """
-    if not temperature > 0:
-        raise ValueError(f'temperature is {temperature}; it must be above 0')
-    if samples < 1:
-        raise ValueError(f'samples is {samples}; it must be at least 1')
-
-    def draw(log_probs):
-        if log_probs.isnan().any():
-            raise FloatingPointError(NOT_NUMBERS)
-        return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
-
-    return _one_beam(decoder, encoder_out, word_map, max_len, draw, samples)
-
-
-def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
-    """Follow ``samples`` captions per image, each on its own; those that ended leave the batch.
-
-    :param choose: from log-probabilities (captions, vocab_size) to the next words (captions,)
-    """
-    with evaluating(decoder):
-        n, end = len(encoder_out) * samples, word_map['<end>']
-        state, memory = _repeated(*decoder.start(encoder_out), samples)
-        words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
-        never = never_said(word_map, words.device)
-        score = torch.zeros(n, device=words.device)
-        sequences = torch.full((n, max_len + 1), end, device=words.device)
-        running = torch.arange(n, device=words.device)  # which caption a row of the batch is
-        for t in range(max_len + 1):
-            scores, state, _ = decoder.step(words, state, memory)
-            log_probs = scores.float().log_softmax(dim=1)
-            log_probs[:, never] = -torch.inf
-            words = choose(log_probs)
-            best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
-            if best.isnan().any():
-                raise FloatingPointError(NOT_NUMBERS)
-            if t == max_len:  # no room for another word
-                best = best.masked_fill(words != end, 0)
-            sequences[running, t] = words
-            score[running] += best
-            stay = (words != end).nonzero().squeeze(1)
-            if not len(stay):
-                break
-            if len(stay) == len(words):
-                continue
-            running, words = running[stay], words[stay]
-            state, memory = (tuple(tensor.index_select(0, stay) for tensor in those) for those in (state, memory))
-    hypotheses = []
-    for row, total in zip(sequences.tolist(), score.tolist(), strict=True):
-        finished = end in row
-        hypotheses.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
-    return hypotheses
-
-
-def _repeated(state, memory, k):
-    """State and memory for ``k`` captions of each image."""
-    if k == 1:
-        return state, memory
-    return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
+    return score
 
 
 @torch.no_grad()
@@ -131,9 +21,9 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     """Keep the ``beam_size`` best captions so far, for many images at once.
 
     All beams of all images go through the decoder as one batch. A beam that reaches <end> is put aside and its
-    place closed; an image leaves the batch when no open beam can beat its best finished caption any more (a
-    longer caption only loses log-probability) or when no beam is open. The score is the plain sum of
-    log-probabilities, as in both papers. Beam 1 is greedy decoding.
+    place closed; an image leaves the batch when no open beam can beat its best finished caption any more, however long
+    it grows (its score only falls), or when no beam is open. :func:`rank` says which finished caption is best. Beam 1
+    is greedy decoding.
 
     :param decoder: any decoder with ``start`` and ``step``
     :param encoder_out: (batch_size, ..., encoder_dim) encoded images
@@ -149,9 +39,9 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     k, end = beam_size, word_map['<end>']
     with evaluating(decoder):
         n = len(encoder_out)
-        state, memory = _repeated(*decoder.start(encoder_out), k)
+        state, memory = repeated(*decoder.start(encoder_out), k)
         device = encoder_out.device
-        never = never_said(word_map, device)
+        excluded = excluded_words(word_map, device)
         words = torch.full((n * k,), word_map['<start>'], device=device)
         # (images, beams): at first one open beam, else all k would hold the same caption
         score = torch.full((n, k), -torch.inf, device=device)
@@ -166,7 +56,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
         for t in range(max_len + 1):
             scores, state, alpha = decoder.step(words, state, memory)
             log_probs = scores.float().log_softmax(dim=1)
-            log_probs[:, never] = -torch.inf
+            log_probs[:, excluded] = -torch.inf
             vocab_size = log_probs.size(1)
             before = score, sequences, steps, alphas
 
@@ -196,8 +86,8 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
             state = tuple(s[flat] for s in state)
             words = word.flatten()
 
-            best_score = torch.tensor([best[i].score if best[i] else -torch.inf for i in image], device=device)
-            stay = score.max(dim=1).values > best_score
+            best_rank = torch.tensor([rank_of(best[i]) for i in image], device=device)
+            stay = rank(score.max(dim=1).values, max_len + 1) > best_rank
             if stay.all():
                 continue
             image = [i for i, kept in zip(image, stay.tolist(), strict=True) if kept]
@@ -219,13 +109,16 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     return best
 
 
+def rank_of(hypothesis):
+    """:func:`rank` of a caption; of none it is the lowest."""
+    if hypothesis is None:
+        return -torch.inf
+    return rank(hypothesis.score, len(hypothesis.words) + hypothesis.finished)
+
+
 def _keep_best(best, i, score, finished, words, steps, alphas, row, j):
-    if score > -torch.inf and (best[i] is None or score > best[i].score):
-        kept = alphas[row, j, :len(words)].cpu() if alphas is not None else None
-        probabilities = steps[row, j, :len(words)].exp().tolist()
-        best[i] = Hypothesis(words.tolist(), score, finished, kept, probabilities)
-
-
-def never_said(word_map, device):
-    """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
-    return torch.tensor([word_map[word] for word in SPECIAL_TOKENS if word != '<end>'], device=device)
+    """Make a caption the best of image ``i`` if it ranks above the best so far."""
+    kept = alphas[row, j, :len(words)].cpu() if alphas is not None else None
+    found = Hypothesis(words.tolist(), score, finished, kept, steps[row, j, :len(words)].exp().tolist())
+    if rank_of(found) > rank_of(best[i]):
+        best[i] = found

@@ -16,55 +16,56 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset
+from accelerate import PartialState
+from accelerate.utils import gather_object
 
 from datasets import CaptionDataset
 from lab.data.images import load_image
 from lab.decode.beam_search import beam_search
-from lab.decode.cider import CiderD
-from lab.decode.metrics import bleu
-from lab.train import distributed
+from lab.decode.metrics import score_names, scores_of
+from lab.train.batches import loader, pictures_of
 from lab.train.checkpoints import file_digest, load_models
-from lab.train.forward import encode
+from lab.train.devices import log, own_device, progress_bar
 from lab.train.inputs import caption_dataset
 from utils import atomic_path, best_epoch, evaluating, read_json
 
 
-def caption_split(model, split='TEST', beam_size=3, batch_size=32, max_len=50, data_folder=None, data_name=None):
+def caption_split(model, split='TEST', beam_size=3, search=beam_search, data_folder=None, data_name=None, **options):
     """Caption each image of a split once; several processes share the images.
 
-    :param model: :class:`checkpoints.CaptionModel`, see ``checkpoints.load_model``
+    :param model: ``model.CaptionModel``, see ``checkpoints.load_model``
     :param split: 'TEST' or 'VAL'
     :param beam_size: captions kept per image during search; 1 is greedy decoding
-    :param batch_size: images searched at once
+    :param search: ``beam_search``, or a function of your own in its place, of the same parameters
     :param data_folder, data_name: another data set than that of the training
+    :param options: batch_size (images searched at once) and max_len
     :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
         probabilities (of each word), alphas (len(caption), h, w) or None
     """
-    dataset = caption_dataset(model, split, data_folder, data_name)
-    (captions, _), = _search(model, dataset, [beam_size], batch_size, max_len)
+    (captions, _), = _search(model, caption_dataset(model, split, data_folder, data_name), [beam_size], search,
+                             **options)
     return captions
 
 
-def _search(model, dataset, beam_sizes, batch_size=32, max_len=50):
+def _search(model, dataset, beam_sizes, search, batch_size=32, max_len=50):
     """:func:`caption_split` for several beam sizes; the encoder sees each image once for all of them.
 
     :return: per beam size its captions, and the seconds that it would take alone
     """
-    loader = DataLoader(Subset(dataset, dataset.first_captions[distributed.rank()::distributed.count()]), batch_size)
+    state = PartialState()
+    images = loader(dataset, pictures_of(dataset)[state.process_index::state.num_processes, :1], batch_size)
     captions, seconds = [[] for _ in beam_sizes], [0.0] * len(beam_sizes)
     label = f"{model.name}, beam {', '.join(map(str, beam_sizes))}"
     began = time.perf_counter()
-    with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc=label) as bar:
-        for images, *_ in loader:
-            encoder_out = encode(model, images, dataset.has_features)
+    with torch.no_grad():
+        for batch in progress_bar(images, unit='batch', desc=label):
+            encoder_out = model.encode(batch.images)
             for k, beam_size in enumerate(beam_sizes):
                 start = time.perf_counter()
-                hypotheses = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
+                hypotheses = search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
                 captions[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in hypotheses]
                 seconds[k] += time.perf_counter() - start
-            bar.update(min(len(images) * distributed.count(), bar.total - bar.n))
-    parts = distributed.gather([captions])  # image i is in part i % count
+    parts = gather_object([captions])  # image i is in part i % count
     shared = time.perf_counter() - began - sum(seconds)  # reading and encoding
     return [([{'name': name, **parts[i % len(parts)][k][i // len(parts)], 'references': references}
               for i, (name, references) in enumerate(zip(dataset.names, dataset.references, strict=True))],
@@ -82,29 +83,29 @@ def list_of_beam_sizes(beam_sizes):
     return sizes
 
 
-def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None, **options):
-    """BLEU-1 to 4 and CIDEr-D of a split for several beam sizes.
+def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None,
+             search=beam_search, **options):
+    """All scores of ``metrics.METRICS`` on a split, for several beam sizes.
 
-    :param model: :class:`checkpoints.CaptionModel`
+    :param model: ``model.CaptionModel``
     :param beam_sizes: as for :func:`list_of_beam_sizes`
     :param history: of the whole training, for best_epoch, epochs and train_seconds; the history in a best checkpoint
         ends at the best epoch
-    :param options: batch_size and max_len; these, data_folder and data_name as for :func:`caption_split`
-    :return: dict for JSON: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
+    :param data_folder, data_name, search, options: as for :func:`caption_split`
+    :return: dict: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
         scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, words (the captions' mean length), seconds that it
         would take alone), reference_words (the mean length of people's captions),
         captions_per_beam (in the order of scores, words only),
-        captions (of the middle beam size, all but alphas and probabilities), captions_beam_size
+        captions (of the middle beam size, see :func:`caption_split`), captions_beam_size
     :raises ValueError: ``beam_sizes`` of another kind
     """
     beam_sizes = list_of_beam_sizes(beam_sizes)
     # this also encodes the split, so that the seconds below are those of the search
     dataset = caption_dataset(model, split, data_folder, data_name)
-    cider = CiderD(dataset.references)
-    searches = _search(model, dataset, beam_sizes, **options)
+    searches = _search(model, dataset, beam_sizes, search, **options)
     words = [[c['caption'] for c in captions] for captions, _ in searches]
-    scores = [{'beam_size': beam_size, 'seconds': seconds, **bleu(dataset.references, hypotheses),
-               'CIDEr-D': cider.score(hypotheses), 'words': fmean(map(len, hypotheses))}
+    scores = [{'beam_size': beam_size, 'seconds': seconds, **scores_of(dataset.references, hypotheses),
+               'words': fmean(map(len, hypotheses))}
               for beam_size, (_, seconds), hypotheses in zip(beam_sizes, searches, words, strict=True)]
     middle = len(beam_sizes) // 2
     history = model.history if history is None else history
@@ -113,9 +114,15 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         'best_epoch': best_epoch(history).get('epoch'), 'epochs': len(history),
         'train_seconds': sum(epoch['seconds'] for epoch in history),
         'scores': scores, 'reference_words': fmean(len(tokens) for one in dataset.references for tokens in one),
-        'captions_per_beam': words, 'captions_beam_size': beam_sizes[middle],
-        'captions': [{key: value for key, value in c.items() if key not in ('alphas', 'probabilities')}
-                     for c in searches[middle][0]]}
+        'captions_per_beam': words, 'captions_beam_size': beam_sizes[middle], 'captions': searches[middle][0]}
+
+
+def save_result(result, path):
+    """Write a result of :func:`evaluate` as JSON, without alphas and probabilities."""
+    captions = [{key: value for key, value in c.items() if key not in ('alphas', 'probabilities')}
+                for c in result['captions']]
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps({**result, 'captions': captions}, indent=1))
 
 
 def find_picture(model, picture, split='TEST'):
@@ -144,10 +151,11 @@ def find_picture(model, picture, split='TEST'):
     return f'{split.lower()}{number}', dataset.image(number)
 
 
-def caption_image(model, image, beam_size=3, max_len=50):
+def caption_image(model, image, beam_size=3, max_len=50, search=beam_search):
     """Caption one picture.
 
     :param image: a file, or uint8 pixels (3, H, W)
+    :param search: as for :func:`caption_split`
     :return: dict: caption (list of words), score (log-probability), finished, probabilities (of each word),
         alphas (len(caption), h, w) or None, gate (see :func:`gate_per_word`), image (3, 256, 256) uint8, the
         encoder's input
@@ -155,8 +163,8 @@ def caption_image(model, image, beam_size=3, max_len=50):
     """
     pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
     with torch.no_grad():
-        encoder_out = encode(model, pixels.unsqueeze(0))
-        hypothesis, = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
+        encoder_out = model.encode(pixels.unsqueeze(0))
+        hypothesis, = search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
         gate = gate_per_word(model, encoder_out, hypothesis.words)
     return {**_caption(model, hypothesis, encoder_out.shape[1:3]), 'gate': gate, 'image': pixels}
 
@@ -196,18 +204,16 @@ def main():
     parser.add_argument('--beam-sizes', nargs='+', type=int, default=[1, 3, 5], metavar='N')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     args = parser.parse_args()
-    device = distributed.connect(args.device)
-    for name, model in load_models(args.run_folder, args.decoders, device).items():
+    state = PartialState(cpu=args.device == 'cpu')
+    for name, model in load_models(args.run_folder, args.decoders, own_device(args.device)).items():
         path = args.run_folder / f'history_{name}.json'
         history = read_json(path, 'delete it, or train this decoder again') if path.exists() else None
         result = evaluate(model, args.split, args.beam_sizes, history=history)
         for row in result['scores']:
-            distributed.log(f"{name}, beam {row['beam_size']}: " + ', '.join(
-                f'{metric} {row[metric]:.3f}' for metric in ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'CIDEr-D'))
-                + f"  ({row['seconds']:.1f} s)")
-        if distributed.rank() == 0:
-            with atomic_path(args.run_folder / f'{args.split.lower()}_{name}.json') as path:
-                path.write_text(json.dumps(result, indent=1))
+            scores = ', '.join(f'{score} {row[score]:.3f}' for score in score_names([row]))
+            log(f"{name}, beam {row['beam_size']}: {scores}  ({row['seconds']:.1f} s)")
+        if state.is_main_process:
+            save_result(result, args.run_folder / f'{args.split.lower()}_{name}.json')
 
 
 if __name__ == '__main__':
@@ -216,4 +222,4 @@ if __name__ == '__main__':
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
-        distributed.disconnect()
+        PartialState().destroy_process_group()

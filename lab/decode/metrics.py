@@ -1,17 +1,15 @@
-"""BLEU of captions against people's own words (Papineni et al. 2002)."""
+"""Scores of captions against people's own words: BLEU (Papineni et al. 2002), and the list of all of them."""
 
 import math
+import re
 from collections import Counter
 from statistics import median
+
+from lab.decode.cider import cider_d, ngrams
 
 ORDERS = (1, 2, 3, 4)
 TINY, SMALL = 1e-15, 1e-9  # added above and below, as in pycocoevalcap: a score without a right n-gram is nearly 0
 EPSILON = 0.1  # counts as right where no n-gram is, Chen and Cherry 2014, method 1
-
-
-def ngrams(words, n):
-    """Counts of all sequences of ``n`` words; a caption of fewer words has none."""
-    return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
 
 def count_matches(references, caption):
@@ -57,6 +55,26 @@ def bleu(references, captions):
         product *= (sum(right) + TINY) / (sum(total) + SMALL)
         scores[f'BLEU-{n}'] = penalty * product ** (1 / n)
     return scores
+
+
+# Each takes references (per image a list of captions, each a list of words) and captions (one per image), and returns
+# a dict name -> score, larger is better. Training, tests, tables and figures go over this list.
+METRICS = [bleu, cider_d]
+
+
+def scores_of(references, captions):
+    """All scores of ``METRICS``: dict name -> score."""
+    return {name: score for metric in METRICS for name, score in metric(references, captions).items()}
+
+
+def score_names(rows):
+    """Names of the scores that all of these rows of ``evaluate.evaluate`` have, in their order."""
+    return [name for name in rows[0] if name not in ('beam_size', 'seconds', 'words') and all(name in r for r in rows)]
+
+
+def in_history(name):
+    """A score's name in histories and in the setting ``monitor``: 'BLEU-4' is bleu4, 'CIDEr-D' is cider."""
+    return re.sub('-d$|[^a-z0-9]', '', name.lower())
 
 
 def caption_bleu(references, caption):

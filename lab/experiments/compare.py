@@ -16,28 +16,23 @@ import torch
 from datasets import content_digest
 from lab.data.vocabulary import load_word_map
 from lab.decode.coco_metrics import coco_scores, write_coco_files
-from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes
+from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes, save_result
+from lab.decode.metrics import score_names
 from lab.experiments import distillation
 from lab.more import word_vectors
 from lab.more.ensembles import Ensemble, load_ensemble
 from lab.more.self_critical import surrogate_loss
-from lab.train.checkpoints import (
-    build_model,
-    checkpoint_paths,
-    decoder_name,
-    file_digest,
-    load_model,
-    read_checkpoint,
-)
-from lab.train.forward import check_decoder, encode, forward
+from lab.train.batches import Batch
+from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
 from lab.train.inputs import some_captions
+from lab.train.model import build_model, check_decoder, decoder_name
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest, open_todo
 from solver import check_settings, train
 from utils import atomic_path, best_epoch, markdown_table, read_json, sentence
 
 # the fingerprints cover the data and the files; the others change no result
-NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device', 'print_freq')
+NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device')
 AGAIN = 'delete it and run the comparison again'
 METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
@@ -114,7 +109,7 @@ def all_settings(runs, cfg, folder, seeds, split):
     settings, folders, shapes = {}, {}, {}
     for name, own in runs.items():
         try:
-            other = folders.setdefault(folder_name(name).lower(), name)  # some file systems ignore case
+            other = folders.setdefault(folder_name(name), name)
             if other != name:
                 raise ValueError(f'the run {other!r} has the same folder, {folder_name(name)}: rename one')
             check_run(own, cfg, [trained for trained, seed in settings if seed == seeds[0]])
@@ -177,14 +172,12 @@ def try_model(cfg, split):
     some_captions(cfg['data_folder'], cfg['data_name'], split)
     model = build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']))
     check_decoder(model.decoder, cfg)
-    images = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
-    captions, caplens = torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3)
-    model.encoder.eval()
+    images, numbers = torch.zeros(2, 3, 256, 256, dtype=torch.uint8), torch.arange(2)
+    model.decoder.train()
     with torch.no_grad():
-        forward(model, encode(model, images), captions, caplens, torch.arange(2),
-                teacher_forcing=1.0 if cfg['teacher_forcing'] == 1 else 0.0)
-    model.decoder.eval()
-    caption_image(model, images[0], beam_size=1, max_len=2)
+        model(Batch(images, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
+              teacher_forcing=1.0 if cfg['teacher_forcing'] == 1 else 0.0)
+    caption_image(model.eval(), images[0], beam_size=1, max_len=2)
     return {key: value.shape for key, value in model.decoder.state_dict().items()}
 
 
@@ -231,7 +224,7 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     :param name: of the decoder, or 'Ensemble'
     :param cfg: settings of one of the checkpoints, for its data and device
     """
-    provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder']),
+    provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                       checkpoints=[file_digest(path) for path in checkpoints])
     path = folder / f'{split.lower()}_{name}.json'
@@ -240,7 +233,8 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         if result.get('provenance') == provenance:
             return result
     load = load_ensemble if name == 'Ensemble' else lambda paths, device: load_model(paths[0], device)
-    result = evaluate(load(checkpoints, cfg['device']), split, beam_sizes, history=history)
+    result = evaluate(load(checkpoints, cfg['device']), split, beam_sizes, history, cfg['data_folder'],
+                      cfg['data_name'])
     references = [c['references'] for c in result['captions']]
     for i, (row, captions) in enumerate(zip(result['scores'], result['captions_per_beam'], strict=True)):
         scores = coco_scores(references, captions, log=print if i == 0 else lambda _: None)  # a missing metric once
@@ -248,9 +242,8 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     write_coco_files(folder / f'{split.lower()}_{name}_results.json', result['captions'],
                      folder / f'{split.lower()}_annotations.json')
     result |= dict(provenance=provenance, history=history)
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(result))
-    return result
+    save_result(result, path)
+    return read_json(path, AGAIN)
 
 
 def mean_and_std(values):
@@ -259,17 +252,14 @@ def mean_and_std(values):
     return f'{mean(values):.3f}{spread}'
 
 
-def metric_names(results):
-    """CIDEr-D, and those of the other metrics that at least one result has."""
-    rows = [row for result in results for seed in result['seeds'] for row in seed['scores']]
-    return ['CIDEr-D', *(metric for metric in METRICS if any(metric in row for row in rows))]
-
-
 def score_cells(seeds, beam, metrics):
-    """A cell per metric at the ``beam``-th beam size; it is empty if a seed lacks the metric."""
-    rows = [seed['scores'][beam] for seed in seeds]
-    return [mean_and_std([row[metric] for row in rows]) if all(metric in row for row in rows) else ''
-            for metric in metrics]
+    """A cell per metric at the ``beam``-th beam size."""
+    return [mean_and_std([seed['scores'][beam][metric] for seed in seeds]) for metric in metrics]
+
+
+def all_scores(results):
+    """Names of the scores that all results have."""
+    return score_names([row for result in results for seed in result['seeds'] for row in seed['scores']])
 
 
 def comparison_table(results):
@@ -279,7 +269,7 @@ def comparison_table(results):
     """
     first = results[0]['seeds'][0]
     beams, shown = [row['beam_size'] for row in first['scores']], first['captions_beam_size']
-    metrics = ['BLEU-1', *metric_names(results)]
+    metrics = [name for name in all_scores(results) if name not in ('BLEU-2', 'BLEU-3', 'BLEU-4')]
     rows = []
     for result in results:
         seeds = result['seeds']
@@ -298,7 +288,7 @@ def beam_table(results):
 
     :param results: of :func:`compare`
     """
-    metrics = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', *metric_names(results)]
+    metrics = all_scores(results)
     return markdown_table(['decoder', 'beam', *metrics], [
         ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], i, metrics)]
         for result in results for i, row in enumerate(result['seeds'][0]['scores'])])

@@ -18,12 +18,12 @@ import sys
 import numpy as np
 import torch
 
-from lab.decode.beam_search import beam_search, sample_search
+from lab.decode.beam_search import beam_search
 from lab.decode.cider import CiderD
+from lab.decode.greedy_search import sample_search
 from lab.more.ensembles import load_ensemble
-from lab.train import distributed
 from lab.train.checkpoints import file_digest
-from lab.train.forward import encode, half_precision
+from lab.train.devices import progress_bar
 from lab.train.inputs import caption_dataset
 from lab.train.source import code_digest
 from utils import atomic_path
@@ -41,7 +41,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     :param people: how many of people's captions stay; more stay where the teacher has too few different ones
     :param beam_size: for the caption of the beam search
     :param samples: how many captions are sampled in addition
-    :param temperature: of the sampling, see ``beam_search.sample_search``
+    :param temperature: of the sampling, see ``greedy_search.sample_search``
     :return: mean CIDEr-D of the teacher's captions in the file
     :raises ValueError: the checkpoints cannot caption together, or ``people`` is as many as there are
     """
@@ -54,19 +54,16 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     cider = CiderD([[caption + END for caption in captions] for captions in dataset.references])
     torch.manual_seed(seed)
     captions, scores = [], []
-    with torch.no_grad(), distributed.progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
+    with torch.no_grad(), progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
         for numbers in torch.arange(len(dataset.names)).split(BATCH_SIZE):
-            images = dataset.images(numbers)
-            with half_precision(model.settings):
-                encoder_out = encode(model, images, dataset.has_features)
-                beams = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
-                sampled = sample_search(model.decoder, encoder_out, model.word_map, max_len, temperature,
-                                        samples=samples)
+            encoder_out = model.encode(dataset.images(numbers))
+            beams = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
+            sampled = sample_search(model.decoder, encoder_out, model.word_map, max_len, temperature, samples=samples)
             for i, number in enumerate(numbers.tolist()):
                 candidates = [beams[i], *sampled[i * samples:(i + 1) * samples]]
                 different = dict.fromkeys(tuple(one.words) for one in candidates if one.finished and one.words)
                 candidates = [model.words(words) for words in different]
-                similarity = cider.scores(np.full(len(candidates), number), [words + END for words in candidates])
+                similarity = np.array([cider.score(number, words + END) for words in candidates])
                 best = np.argsort(-similarity, kind='stable')[:dataset.cpi - people]
                 scores += similarity[best].tolist()
                 captions.append(own_captions(dataset, model, number)[:dataset.cpi - len(best)]
@@ -79,7 +76,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
 
 def provenance(teachers):
     """Fingerprints of the teachers' checkpoints and of the code: where captions come from."""
-    return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest())
+    return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest(tests=True))
 
 
 def own_captions(dataset, model, number):

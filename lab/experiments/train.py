@@ -12,7 +12,8 @@ Each process takes its share of every batch, so ``batch_size`` is that of all to
 import ast
 import sys
 
-from lab.train import distributed
+from accelerate import PartialState
+
 from solver import DEFAULTS, train
 
 
@@ -22,7 +23,7 @@ def read_settings(words):
     for word in words:
         name, equals, value = word.partition('=')
         if not equals:
-            raise ValueError(f'{word!r} is no setting: write name=value, with the names of DEFAULTS in solver.py '
+            raise ValueError(f'{word!r} is no setting: write name=value, with the names in lab/train/settings.py '
                              f'({", ".join(DEFAULTS)})')
         cfg[name] = value_of(value)
     return cfg
@@ -42,4 +43,4 @@ if __name__ == '__main__':
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f'{error}')
     finally:
-        distributed.disconnect()
+        PartialState().destroy_process_group()

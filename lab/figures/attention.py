@@ -13,8 +13,8 @@ from utils import atomic_path, sentence
 DARKEST = 0.25  # what is left of a pixel that got no attention
 
 
-def lit(image, alpha, highest=None):
-    """A picture, smoothly lit where the attention is.
+def overlay(image, alpha, highest=None):
+    """A picture under a map of attention: bright where the attention is, dark elsewhere.
 
     :param image: (H, W, 3) uint8
     :param alpha: (h, w) attention weights
@@ -34,7 +34,7 @@ def lit(image, alpha, highest=None):
 
 
 def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gate=None, scale='word'):
-    """One map per word: lit is where the decoder looked for that word.
+    """One map per word: bright is where the decoder looked for that word.
 
     Above it stand the word, the probability p that the decoder gave it, and the greatest weight, in percent of all the
     attention (all cells alike: 100 / number of cells). A panel below shows how much of the picture each word got: what
@@ -51,9 +51,9 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :raises ValueError: weights that are NaN or infinite
     """
     columns, alphas = min(5, len(words) + 1), np.asarray(alphas)
-    caption, words = drawable([sentence(words)], 23 * columns)[0], drawable(words)
+    caption, words = drawable([sentence(words)], 20 * columns)[0], drawable(words)
     highest = None if scale == 'word' or not words else alphas.max()
-    maps = [lit(image, alpha, highest) for alpha in alphas]
+    maps = [overlay(image, alpha, highest) for alpha in alphas]
     bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'), (gate, 'mean β', 'how open the gate is')]
     bars = [bar for bar in bars if bar[0] is not None]
     rows = -(-(len(words) + 1) // columns)
@@ -94,7 +94,7 @@ def save_gif(image, words, alphas, path, seconds=0.7):
     word = figure.text(0.03, 0.23, '', va='top', fontsize=12)
     spoken = figure.text(0.03, 0.16, '', va='top')
     frames = []
-    maps = [*(lit(image, alpha) for alpha in alphas), image]  # at last the picture and the whole caption
+    maps = [*(overlay(image, alpha) for alpha in alphas), image]  # at last the picture and the whole caption
     for pixels, last_word, text in zip(maps, [*drawable(words), ''], said, strict=True):
         shown.set_data(pixels)
         word.set_text(last_word)

@@ -1,15 +1,17 @@
 """Learning curves, and scores against beam size."""
 
+import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from lab.decode.metrics import score_names
 from lab.figures.style import DECODER_NAMES, WIDTH, drawable, label, line_styles
 from utils import best_epoch, markdown_table, read_json
 
 
 def read_histories(folder):
-    """What the trainings of a run folder left.
+    """The histories that trainings saved in a run folder.
 
     :return: dict decoder name -> history of ``solver.train``, the plain LSTM first, then soft attention, then others
     :raises ValueError: a file that is cut
@@ -51,8 +53,8 @@ def plot_history(histories, begins=None, training=True):
                 # self-critical training has minus CIDEr-D for its loss, and no accuracy
                 if training and (history[0]['train_top5'] is not None or other == 'val_bleu4'):
                     axes.plot(epochs, [entry[other] for entry in history], dashes, **thin)
-                if training and other == 'val_bleu4':
-                    best = best_epoch(history)
+                best = best_epoch(history)
+                if training and key == 'val_greedy_bleu4':
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -67,17 +69,21 @@ def plot_history(histories, begins=None, training=True):
 
 
 def plot_bleu(results):
-    """BLEU-1 to 4 and the length of the captions against beam size, a line per decoder.
+    """All scores and the length of the captions against beam size, a line per decoder.
 
     :param results: list of dicts of ``evaluate.evaluate``
     """
     names = drawable([label(result['model']) for result in results], 28)
-    height = max(4.4, 0.32 * len('\n'.join(names).splitlines()))  # the legend must find room in one of two rows
-    figure, axes_of = plt.subplots(2, 3, figsize=(WIDTH, height))
-    *panels, legend = axes_of.flat
+    scores = score_names([row for result in results for row in result['scores']])
+    rows, columns = math.ceil((len(scores) + 2) / 4), 4
+    height = max(2.2 * rows, 0.16 * rows * len('\n'.join(names).splitlines()))  # the legend must find room in a row
+    figure, axes_of = plt.subplots(rows, columns, figsize=(WIDTH, height))
+    *panels, legend = list(axes_of.flat)[:len(scores) + 2]
+    for unused in list(axes_of.flat)[len(scores) + 1:]:
+        unused.axis('off')
     styles = line_styles([result['model'] for result in results])
     tested = sorted({row['beam_size'] for result in results for row in result['scores']})
-    for axes, key in zip(panels, ('BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4', 'words'), strict=True):
+    for axes, key in zip(panels, [*scores, 'words'], strict=True):
         for result in results:
             beams = [row['beam_size'] for row in result['scores']]
             axes.plot(beams, [row[key] for row in result['scores']], **styles[result['model']])
@@ -85,7 +91,6 @@ def plot_bleu(results):
         axes.margins(0.1)
     axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':')
     axes.set(title='words per caption')
-    legend.axis('off')
     legend.legend(axes.lines, [*names, 'people'], loc='center').set_in_layout(False)
     return figure
 
@@ -95,11 +100,10 @@ def bleu_table(results):
 
     :param results: list of dicts of ``evaluate.evaluate``
     """
-    rows = []
+    scores, rows = score_names([row for result in results for row in result['scores']]), []
     for result in results:
         best = result['best_epoch'] or ''  # an ensemble has none
-        for score in result['scores']:
-            rows.append([label(result['model']), f"{result['parameters']:,}", best, score['beam_size'],
-                         *(f"{score[f'BLEU-{n}']:.3f}" for n in (1, 2, 3, 4)), f"{score['seconds']:.1f}"])
-    return markdown_table(['decoder', 'parameters', 'best epoch', 'beam', 'BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4',
-                           'seconds'], rows)
+        for row in result['scores']:
+            rows.append([label(result['model']), f"{result['parameters']:,}", best, row['beam_size'],
+                         *(f'{row[name]:.3f}' for name in scores), f"{row['seconds']:.1f}"])
+    return markdown_table(['decoder', 'parameters', 'best epoch', 'beam', *scores, 'seconds'], rows)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from lab.data.row_file import open_hdf5
+from lab.data.images import open_images
 from lab.figures.style import WIDTH, drawable
 
 
@@ -18,7 +18,7 @@ def load_images(path, numbers):
     if not path.exists():
         raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct data_folder, data_name '
                                 'and split')
-    with open_hdf5(path) as file:
+    with open_images(path) as file:
         if strange := [number for number in numbers if number not in range(len(file['images']))]:
             raise ValueError(f"there is no picture {strange[0]} in {path}: it has {len(file['images'])}, 0 to "
                              f"{len(file['images']) - 1}")

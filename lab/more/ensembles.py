@@ -5,8 +5,9 @@ import itertools
 import torch
 from torch import nn
 
-from lab.train.checkpoints import CaptionModel, load_model
+from lab.train.checkpoints import load_model
 from lab.train.features import encoder_digest
+from lab.train.model import CaptionModel
 
 
 class Ensemble(nn.Module):
@@ -100,7 +101,7 @@ def load_ensemble(paths, device=None):
     Decoders with the same encoder weights share one encoder.
 
     :param paths: checkpoint files of decoders with one vocabulary, on grids of one size
-    :return: :class:`checkpoints.CaptionModel`, called 'Ensemble'
+    :return: ``model.CaptionModel``, called 'Ensemble'
     :raises ValueError: the checkpoints have different vocabularies
     """
     models = [load_model(path, device) for path in paths]

@@ -9,70 +9,80 @@ the mean score of the other captions drawn for the same picture ('mean'; Luo 202
 the baseline becomes more probable, what scores below less.
 """
 
+import math
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from lab.decode.beam_search import greedy_search, never_said, sample_search
 from lab.decode.cider import CiderD
-from lab.train.forward import encode, forward, half_precision
+from lab.decode.greedy_search import excluded_words, greedy_search, sample_search
+from lab.train.batches import Batch, training_loader
+from lab.train.devices import averages, progress_bar
+from utils import AverageMeter
 
-BASELINES = 'greedy', 'mean'
+SAMPLES = 5  # captions drawn per picture
 END = ['<end>']  # counts as a word here, else captions learn to break off
 
 
-class SelfCritical:
-    """The loss on a training set.
+def train_epoch(run, epoch, scorer):
+    """One pass over the training pictures, in the place of ``solver.train_epoch``.
 
-    :param references: per picture a list of captions, each a list of words
-    :param samples: captions drawn per picture
-    :param baseline: 'greedy' or 'mean'
-    :param dropout: whether grad log p(w) is that of a decoder with dropout. The captions are drawn without, so the
-        gradient is no longer quite that of eq. 5; but less is learned by heart
+    :param run: ``solver.Run``
+    :param scorer: :func:`scorer_of` the training captions
+    :return: dict with ``loss``, minus the mean CIDEr-D of the captions drawn, and ``top5``, None
+    :raises FloatingPointError: the loss is not a number any more
     """
+    model, accelerator = run.model, run.accelerator
+    model.train()
+    loader = accelerator.prepare_data_loader(training_loader(run.train_data, model.settings, epoch), False)
+    losses = AverageMeter()
+    bar = progress_bar(loader, desc=f"epoch {epoch}/{model.settings['epochs']}", unit='batch')
+    for batch in bar:
+        with accelerator.accumulate(run.wrapped):
+            with accelerator.autocast():
+                loss, reward = loss_of(model, run.wrapped, batch, run.train_data.cpi, scorer)
+            accelerator.backward(loss)
+            run.step()
+        losses.update(-reward.mean(), len(reward))
+        if not math.isfinite(losses.avg):
+            raise FloatingPointError(f'the loss is not a number in epoch {epoch}: lower decoder_lr')
+        bar.set_postfix(loss=f'{losses.avg:.3f}')
+    return averages(loss=losses, top5=AverageMeter())
 
-    def __init__(self, references, samples, baseline, dropout=False):
-        self.scorer = CiderD([[words + END for words in those] for those in references])
-        self.samples, self.baseline, self.dropout = samples, baseline, dropout
 
-    def __call__(self, model, encoder_out, pictures, weights):
-        """
-        :param model: ``checkpoints.CaptionModel``
-        :param encoder_out: (n, h, w, encoder_dim) encoded pictures
-        :param pictures: (n,) their numbers among the references
-        :param weights: (n,) how much each counts
-        :return: surrogate loss, whose gradient is an unbiased estimate of that of L; L as the samples have it (both
-            0-dim)
-        """
-        k, word_map = self.samples, model.word_map
-        # drawn by the decoder as it captions, without dropout
-        drawn = sample_search(model.decoder, encoder_out.detach(), word_map, samples=k)
-        reward = self.rewards(model, drawn, pictures.repeat_interleave(k)).view(-1, k)
-        greedy_reward = None
-        if self.baseline == 'greedy':
-            greedy = greedy_search(model.decoder, encoder_out.detach(), word_map)
-            greedy_reward = self.rewards(model, greedy, pictures)
-        owners = torch.arange(len(pictures)).repeat_interleave(k)
-        log_p = log_probabilities(model, encoder_out, drawn, owners, self.dropout).view(-1, k)
-        return surrogate_loss(log_p, reward, greedy_reward, weights), -(reward.mean(dim=1) * weights).sum()
+def scorer_of(dataset):
+    """CIDEr-D against the captions of a ``CaptionDataset``, in which <end> counts as a word."""
+    return CiderD([[words + END for words in those] for those in dataset.references])
 
-    def of_batch(self, model, batch, captions_per_image):
-        """The loss on a batch's pictures; one counts as often as it has captions in the batch.
 
-        :param batch: ``batches.Batch``
-        :return: as of a call
-        """
-        number = torch.empty(len(batch.images), dtype=torch.long)
-        number[batch.image_of] = batch.numbers // captions_per_image
-        weights = batch.image_of.bincount(minlength=len(batch.images)) / len(batch.numbers)
-        with half_precision(model.settings):
-            return self(model, encode(model, batch.images, batch.are_features), number, weights)
+def loss_of(model, wrapped, batch, captions_per_image, scorer):
+    """Draw captions of a batch's pictures, and learn from their scores.
 
-    def rewards(self, model, hypotheses, pictures):
-        """:return: (len(hypotheses),) CIDEr-D"""
-        captions = [model.words(one.words) + END * one.finished for one in hypotheses]
-        return torch.from_numpy(self.scorer.scores(pictures.numpy(), captions)).float()
+    :param model: ``model.CaptionModel``
+    :param wrapped: the same as ``accelerate`` has prepared it
+    :param batch: ``batches.Batch`` with all captions of each picture
+    :return: surrogate loss, whose gradient is an unbiased estimate of that of L (0-dim); the samples' scores
+        (pictures, samples)
+    """
+    word_map, k = model.word_map, SAMPLES
+    pictures = (batch.numbers // captions_per_image).unique()
+    encoder_out = model.encode(batch.images)
+    # drawn by the decoder as it captions, without dropout
+    drawn = sample_search(model.decoder, encoder_out.detach(), word_map, samples=k)
+    reward = rewards(model, scorer, drawn, pictures.repeat_interleave(k)).view(-1, k)
+    greedy_reward = None
+    if model.settings['self_critical'] == 'greedy':
+        greedy_reward = rewards(model, scorer, greedy_search(model.decoder, encoder_out.detach(), word_map), pictures)
+    with reading(model.decoder):
+        log_p = log_probabilities(model, wrapped, encoder_out, drawn).view(-1, k)
+    return surrogate_loss(log_p, reward, greedy_reward, torch.full((len(pictures),), 1 / len(pictures))), reward
+
+
+def rewards(model, scorer, hypotheses, pictures):
+    """:return: (len(hypotheses),) CIDEr-D"""
+    captions = [model.words(one.words) + END * one.finished for one in hypotheses]
+    return torch.tensor([scorer.score(*pair) for pair in zip(pictures.tolist(), captions, strict=True)])
 
 
 def surrogate_loss(log_p, reward, greedy_reward, weights):
@@ -102,40 +112,36 @@ def surrogate_loss(log_p, reward, greedy_reward, weights):
     ### END SOLUTION
 
 
-def log_probabilities(model, encoder_out, hypotheses, image_of, dropout=False):
+def log_probabilities(model, wrapped, encoder_out, hypotheses):
     """log p of captions, with gradient, in one pass of teacher forcing.
 
-    :param encoder_out: (n, h, w, encoder_dim); ``hypotheses``: m of them; ``image_of``: (m,) the picture of each
-    :param dropout: as the decoder has it in training; False: none
+    :param encoder_out: (n, h, w, encoder_dim); ``hypotheses``: as many for each picture, m in all
     :return: (m,)
     """
-    start, end, device = model.word_map['<start>'], model.word_map['<end>'], encoder_out.device
-    rows = [[start, *one.words, *[end] * one.finished] for one in hypotheses]
+    start, end = model.word_map['<start>'], model.word_map['<end>']
+    rows = [torch.tensor([start, *one.words, *[end] * one.finished]) for one in hypotheses]
+    captions = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    image_of = torch.arange(len(encoder_out)).repeat_interleave(len(rows) // len(encoder_out))
     lengths = torch.tensor([len(row) for row in rows])
-    captions = torch.zeros(len(rows), int(lengths.max()), dtype=torch.long)
-    for caption, row in zip(captions, rows, strict=True):
-        caption[:len(row)] = torch.tensor(row)
-    with reading(model.decoder, dropout):
-        decoded = forward(model, encoder_out, captions, lengths, image_of)
+    decoded = wrapped(Batch(None, image_of, captions, lengths, image_of), encoder_out=encoder_out)
     # the words that are never drawn have no probability here either
-    scores = decoded.scores.float().index_fill(1, never_said(model.word_map, device), -torch.inf)
+    scores = decoded.scores.index_fill(1, excluded_words(model.word_map, decoded.scores.device), -torch.inf)
     log_p = scores.log_softmax(dim=1).gather(1, decoded.targets.unsqueeze(1)).squeeze(1)
-    # a packed sequence holds, step by step, the captions that are still running: the first so many
-    owner = torch.cat([torch.arange(size) for size in decoded.sizes.tolist()]).to(device)
-    return log_p.new_zeros(len(hypotheses)).index_add(0, decoded.sort_ind[owner].to(device), log_p)
+    owner = decoded.positions()[:, 0].to(log_p.device)
+    return log_p.new_zeros(len(rows)).index_add(0, owner, log_p)
 
 
 @contextmanager
-def reading(decoder, dropout):
-    """In the block batch norm uses its running statistics; without ``dropout`` the decoder drops nothing, not even
-    entries of its word vectors."""
+def reading(decoder):
+    """In the block the decoder reads as it captions, without dropout, but gradients flow: its LSTM must be in train()
+    on a GPU, so all else is in eval()."""
     decoder.train()
-    changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout) and not dropout]
+    changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout)]
     before = [module.p for module in changed]
     for module in changed:
         module.p = 0.0
     for module in decoder.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) or isinstance(module, nn.Embedding) and not dropout:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.Embedding):
             module.eval()
     try:
         yield

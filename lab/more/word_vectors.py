@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lab.data.vocabulary import SPECIAL_TOKENS
-from lab.train import distributed
+from lab.train.devices import log, progress_bar
 
 
 def load(embedding, path, word_map):
@@ -42,23 +42,21 @@ def load(embedding, path, word_map):
 
 
 def set_up(model):
-    """Load the word vectors that the settings name into a new decoder, and freeze the embedding if it is not tuned."""
+    """Load the word vectors that the settings name into a new decoder."""
     cfg, embedding = model.settings, getattr(model.decoder, 'embedding', None)
     if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
         count = load(embedding, cfg['word_vectors'], model.word_map)
         words = len(model.word_map.keys() - set(SPECIAL_TOKENS))
-        distributed.log(f"{cfg['word_vectors']} has {count} of the {words} words; the other {words - count} start at "
+        log(f"{cfg['word_vectors']} has {count} of the {words} words; the other {words - count} start at "
                         'random.')
-    if not cfg['tune_word_vectors']:
-        embedding.requires_grad_(False)
 
 
 def add_dropout(model):
     """Drop entries of the word vectors in training, as the setting ``embed_dropout`` says."""
-    share = model.settings['embed_dropout']
-    if share:
+    p = model.settings['embed_dropout']
+    if p:
         model.decoder.embedding.register_forward_hook(
-            lambda module, _, vectors: nn.functional.dropout(vectors, share, module.training))
+            lambda module, _, vectors: nn.functional.dropout(vectors, p, module.training))
 
 
 def lines(path, size):
@@ -75,7 +73,7 @@ def lines(path, size):
         file = open(path, encoding='utf-8-sig', errors='replace', newline='\n')
     except OSError as error:
         raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
-    with file, distributed.progress_bar(
+    with file, progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes

@@ -11,7 +11,7 @@ scores of the vocabulary at every step           one product for all words, true
 a picture is read for each of its captions       one product reads it for all its captions in the batch
 three products with h: query, gate, LSTM         one: the three weights are one matrix
 a weight's gradient is summed step by step       one product over all steps (:class:`Product`)
-relu(key + query) of every step is kept          made again on the way back (:class:`Score`)
+relu(key + query) of every step is kept          made again in backward (:class:`Score`)
 ===============================================  ====================================================================
 
 All but the last two are plain autograd. What each buys is in docs/speed.md. Outputs and gradients are those of the
@@ -19,18 +19,14 @@ textbook loop within 1e-5. ``train`` uses this where :func:`difference` finds no
 """
 
 import copy
-import random
 from collections import Counter
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
-
-from lab.train.checkpoints import random_states, restore_random_states
 
 TOLERANCE = 1e-4  # relative, in single precision
 
@@ -103,22 +99,22 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias, cell.bias_ih + cell.bias_hh])
     half = keys.dtype  # of products, under autocast
     W_h, W_z, w = (weight.to(half) for weight in (torch.cat(parts), W_z, attention.att.weight.flatten()))
-    of_h, of_z, of_scores = {}, {}, {}  # what the steps leave for one another on the way back
+    of_h, of_z, of_scores = {}, {}, {}  # what the steps save for one another in backward
     # textbook: a copy of the picture for each caption
-    chosen, captions_each, place, pictures_of = side_by_side(picture_of)
-    pictures, place = pictures.index_select(0, chosen.to(device)).to(half), place.to(device)
+    chosen, captions_each, row_of, pictures_of = side_by_side(picture_of)
+    pictures, row_of = pictures.index_select(0, chosen.to(device)).to(half), row_of.to(device)
 
     states, alphas = [], []
     for step, (n, word) in enumerate(zip(sizes, words_in, strict=True)):
-        h, c, pictures, place = h[:n], c[:n], pictures[:pictures_of[n]], place[:n]
+        h, c, pictures, row_of = h[:n], c[:n], pictures[:pictures_of[n]], row_of[:n]
         query, gate, gates = (Product.apply(h.to(half), W_h, step, of_h) + bias).split(list(map(len, parts)), dim=1)
         # textbook: att(relu(keys + query))
         scores = Score.apply(keys, query.to(half), w, step, of_scores) + attention.att.bias
         alpha = scores.softmax(dim=1)                                                       # eq. 5
         # textbook: z = sum over i of alpha_i a_i, caption by caption
-        room = alpha.new_zeros(len(pictures) * captions_each, alpha.shape[1]).index_copy(0, place, alpha)
+        room = alpha.new_zeros(len(pictures) * captions_each, alpha.shape[1]).index_copy(0, row_of, alpha)
         z = room.unflatten(0, (len(pictures), captions_each)) @ pictures
-        z = gate.sigmoid() * z.flatten(0, 1).index_select(0, place)                         # sec. 4.2.1
+        z = gate.sigmoid() * z.flatten(0, 1).index_select(0, row_of)                        # sec. 4.2.1
         # textbook: cell([word; z], (h, c)), eqs. 1 to 3
         i, f, g, o = (gates + word + Product.apply(z.to(half), W_z, step, of_z)).chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -133,7 +129,7 @@ def side_by_side(picture_of):
 
     :param picture_of: (batch_size,) the picture of each caption
     :return: ``chosen``, the pictures in the order in which they come first; ``captions_each``, rows that each of them
-        has; ``place``, each caption's row; ``pictures_of``, a list: the first n captions are of the first
+        has; ``row_of``, each caption's row; ``pictures_of``, a list: the first n captions are of the first
         ``pictures_of[n]`` pictures
     """
     ranks, so_far, places = {}, Counter(), []
@@ -141,39 +137,39 @@ def side_by_side(picture_of):
         places.append((ranks.setdefault(picture, len(ranks)), so_far[picture]))
         so_far[picture] += 1
     captions_each = max(so_far.values())
-    place = torch.tensor([rank * captions_each + number for rank, number in places])
+    row_of = torch.tensor([rank * captions_each + number for rank, number in places])
     pictures_of = list(accumulate((rank + 1 for rank, _ in places), max, initial=0))
-    return torch.tensor(list(ranks)), captions_each, place, pictures_of
+    return torch.tensor(list(ranks)), captions_each, row_of, pictures_of
 
 
 class Product(torch.autograd.Function):
-    """y = W x at one step. W's gradient is the sum over all steps of dy x^T: one product of what the steps leave.
+    """y = W x at one step. W's gradient is the sum over all steps of dy x^T: one product of what the steps save.
 
-    The way back goes from the last step to step 0, since each x depends on the y before.
+    Backward goes from the last step to step 0, since each x depends on the y before.
     """
 
     @staticmethod
-    def forward(ctx, x, weight, step, left):
+    def forward(ctx, x, weight, step, saved):
         """
         :param x: (n, inputs); ``weight``: (outputs, inputs), both of one dtype
         :param step: from 0 on
-        :param left: a dict of all steps, empty at first
+        :param saved: a dict of all steps, empty at first
         :return: (n, outputs)
         """
         ctx.save_for_backward(x, weight)
-        ctx.step, ctx.left = step, left
+        ctx.step, ctx.saved = step, saved
         return x @ weight.T
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        ctx.left[ctx.step] = dy, x.detach()
+        ctx.saved[ctx.step] = dy, x.detach()
         d_weight = None
         if ctx.step == 0:
-            all_dy, all_x = map(torch.cat, zip(*ctx.left.values(), strict=True))
+            all_dy, all_x = map(torch.cat, zip(*ctx.saved.values(), strict=True))
             d_weight = all_dy.T @ all_x
-            ctx.left.clear()
+            ctx.saved.clear()
         return dy @ weight, d_weight, None, None
 
 
@@ -185,32 +181,32 @@ class Score(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, keys, query, w, step, left):
+    def forward(ctx, keys, query, w, step, saved):
         """
         :param keys: (batch_size, num_pixels, attention_dim)
         :param query: (n, attention_dim) of the first n; ``w``: (attention_dim,); all of one dtype
-        :param step, left: as of :class:`Product`
+        :param step, saved: as of :class:`Product`
         :return: (n, num_pixels)
         """
         ctx.save_for_backward(keys, query, w)
-        ctx.step, ctx.left = step, left
+        ctx.step, ctx.saved = step, saved
         return torch.maximum(keys[:len(query)], -query.unsqueeze(1)) @ w
 
     @staticmethod
     @once_differentiable
     def backward(ctx, de):
-        (keys, query, w), left, n = ctx.saved_tensors, ctx.left, len(de)
-        if ctx.step >= left.get('step', 0):  # a way back begins
-            left.update(d_keys=torch.zeros_like(keys), d_w=0)
-        left['step'] = ctx.step
+        (keys, query, w), saved, n = ctx.saved_tensors, ctx.saved, len(de)
+        if ctx.step >= saved.get('step', 0):  # backward begins
+            saved.update(d_keys=torch.zeros_like(keys), d_w=0)
+        saved['step'] = ctx.step
         on = torch.gt(keys[:n], -query.unsqueeze(1), out=torch.empty_like(keys[:n]))  # relu's gradient, 0 or 1
         d_query = torch.bmm(de.unsqueeze(1), on).squeeze(1)  # the factor w comes last, here and for the keys
-        left['d_keys'][:n].addcmul_(on, de.unsqueeze(2))
-        left['d_w'] = left['d_w'] + (d_query * query).sum(dim=0, dtype=torch.promote_types(w.dtype, torch.float32))
+        saved['d_keys'][:n].addcmul_(on, de.unsqueeze(2))
+        saved['d_w'] = saved['d_w'] + (d_query * query).sum(dim=0, dtype=torch.promote_types(w.dtype, torch.float32))
         if ctx.step > 0:
             return None, d_query * w, None, None, None
-        d_keys = left.pop('d_keys')
-        d_w = left.pop('d_w') + (d_keys * keys).sum(dim=(0, 1))  # relu(k + q) = on (k + q)
+        d_keys = saved.pop('d_keys')
+        d_w = saved.pop('d_w') + (d_keys * keys).sum(dim=(0, 1))  # relu(k + q) = on (k + q)
         return d_keys * w, d_query * w, d_w.to(w.dtype), None, None
 
 
@@ -219,18 +215,16 @@ def difference(decoder, encoder_out, encoded_captions, caption_lengths):
 
     Both run on a copy, on a few captions, in training and in ``eval()``: all that they return must agree, and the
     gradients of every parameter. Dropout is random, and the two draw in another order; so every ``nn.Dropout`` of the
-    copy computes x / 2 + 1 in training, which shows wherever it is used. What draws random numbers besides is not
-    replaced. Random generators stay as they are.
+    copy computes x / 2 + 1 in training, which shows wherever it is used.
     """
-    batch, before = (encoder_out.detach(), encoded_captions, caption_lengths), random_states()
+    batch = encoder_out.detach(), encoded_captions, caption_lengths
     try:
         # cuDNN's LSTM would round to TF32, the cells of a loop do not
-        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        with (torch.enable_grad(), torch.random.fork_rng(),
+              torch.backends.cudnn.flags(enabled=True, allow_tf32=False)):
             return _difference(copy.deepcopy(decoder).requires_grad_(), batch)
     except Exception as error:  # another number of results, a method that stops, ...
         return f'{type(error).__name__}: {error}'.splitlines()[0]
-    finally:
-        restore_random_states(before)
 
 
 def _difference(decoder, batch):
@@ -244,23 +238,13 @@ def _difference(decoder, batch):
             expected = _results(fast_forward, decoder, batch)
         except (TypeError, AttributeError):
             return 'its layers are not those that the TODOs ask for'
-        states = random_states()
-        undisturbed = _draw(batch[0].device)
-        restore_random_states(states)
         results = _results(type(decoder).forward, decoder, batch)
-        if _draw(batch[0].device) != undisturbed:
-            return 'it draws random numbers elsewhere than in nn.Dropout'
         if results.keys() != expected.keys():
             return 'its forward returns another number of results'
         for name, values in expected.items():
             if not close(results[name], values):
                 return f'its {name}{"" if training else " in eval()"} are others'
     return None
-
-
-def _draw(device):
-    """A number of each random generator."""
-    return random.random(), np.random.random(), torch.rand(()).item(), torch.rand((), device=device).item()
 
 
 def _results(forward, decoder, batch):

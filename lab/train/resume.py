@@ -5,17 +5,18 @@ import shutil
 from pathlib import Path
 
 from datasets import content_digest
-from lab.train import distributed
 from lab.train.checkpoints import (
+    FORMAT,
     checkpoint_paths,
-    decoder_name,
     file_digest,
     read_checkpoint,
     restore_model,
     restore_random_states,
 )
+from lab.train.devices import log
+from lab.train.model import decoder_name
 from lab.train.source import code_digest
-from utils import atomic_path, best_epoch
+from utils import atomic_path, best_epoch, monitored
 
 
 def start_from(model, path):
@@ -24,55 +25,60 @@ def start_from(model, path):
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state, cfg = read_checkpoint(path), model.settings
-    check_vocabulary(model, state, path)
+    check_fits(model, state, path)
     if cfg['word_vectors'] and not state['settings'].get('word_vectors'):
         raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
                          'starts, was trained without: give the file to that training, or leave the setting out here')
     restore_model(model, state, path)
     before = state['settings']['decoder_options']
     if before != cfg['decoder_options']:
-        distributed.log(f"{path} was trained with decoder_options={before}; from here on they are "
+        log(f"{path} was trained with decoder_options={before}; from here on they are "
                         f"{cfg['decoder_options']}.")
     last = state['history'][-1]
-    distributed.log(f"Starting from the weights of {path}: greedy BLEU-4 {last['val_greedy_bleu4']:.3f}, CIDEr "
+    log(f"Starting from the weights of {path}: greedy BLEU-4 {last['val_greedy_bleu4']:.3f}, CIDEr "
                     f"{last['val_greedy_cider']:.3f} on validation.")
 
 
-def check_vocabulary(model, state, path):
-    """:raises ValueError: the checkpoint has another one"""
+def check_fits(model, state, path):
+    """:raises ValueError: a checkpoint of another decoder or vocabulary"""
+    if (was := decoder_name(state['settings'])) != model.name:
+        raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
+                         'decoder, or take another checkpoint')
     if state['word_map'] != model.word_map:
         raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
 
 
-def resume(model, optimizers, path):
-    """Load a checkpoint into model and optimizers, the random states and the history.
+def resume(model, optimizer, path):
+    """Load a checkpoint into model and optimizer, the random states and the history.
 
     The learning rates of the settings hold where they are not those of the checkpoint.
 
     :return: the dict of the checkpoint
-    :raises ValueError: a checkpoint of another vocabulary, model or encoder
+    :raises ValueError: a checkpoint of another vocabulary, model or encoder, or of an older version of this lab
     """
     state = read_checkpoint(path)
     cfg, before = model.settings, state['settings']
-    for name in ('self_critical', 'decoder_options', 'tune_word_vectors', 'encoded_image_size'):
+    if state['format'] != FORMAT:
+        raise ValueError(f'{path} was written by an older version of this lab: begin a second training from its '
+                         'weights (start_from)')
+    check_fits(model, state, path)
+    for name in ('self_critical', 'monitor', 'fine_tune_encoder', 'decoder_options', 'encoded_image_size'):
         if cfg[name] != before[name]:
             raise ValueError(f'{path} was trained with {name}={before[name]!r}, and the settings say {cfg[name]!r}: '
                              'set it as it was, or begin a second training by start_from')
-    check_vocabulary(model, state, path)
     restore_model(model, state, path)
-    for name, optimizer in optimizers.items():
-        if name in state['optimizers']:
-            optimizer.load_state_dict(state['optimizers'][name])
-            if any(cfg[key] != before[key] for key in (f'{name}_lr', 'cosine')):
-                optimizer.param_groups[0]['lr'] = cfg[f'{name}_lr']
+    optimizer.load_state_dict(state['optimizer'])
+    for group in optimizer.param_groups:
+        key = f"{group['name']}_lr"
+        if cfg[key] != before[key] or cfg['cosine'] != before['cosine']:
+            group['lr'] = cfg[key]
     model.history = state['history']
     restore_random_states(state['random_states'])
-    aim = 'val_greedy_cider' if cfg['self_critical'] else 'val_greedy_bleu4'
-    distributed.log(f"Going on after epoch {len(model.history)} of {path}, best greedy "
-                    f"{'CIDEr' if cfg['self_critical'] else 'BLEU-4'} {best_epoch(model.history)[aim]:.3f}.")
+    log(f"Going on after epoch {len(model.history)} of {path}, best {cfg['monitor']} "
+        f"{abs(monitored(best_epoch(model.history))):.3f}.")
     if cfg['cosine'] and before['cosine'] and cfg['epochs'] != before['epochs']:
-        distributed.log(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the "
-                        'learning rate makes a jump. Better set the number of epochs at the start.')
+        log(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the learning rate "
+            'makes a jump. Better set the number of epochs at the start.')
     return state
 
 
@@ -113,7 +119,7 @@ def move_aside(cfg, history):
         folder.mkdir()
         for path in files:
             path.rename(folder / path.name)
-        distributed.log(f'   {best.parent} held another training of {name}: it is in {folder} now.')
+        log(f'   {best.parent} held another training of {name}: it is in {folder} now.')
     of_checkpoint = Path(cfg['checkpoint']).with_name(best.name) if cfg['checkpoint'] else None
     if of_checkpoint and of_checkpoint.exists():
         with atomic_path(best) as temporary:

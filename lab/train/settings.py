@@ -1,82 +1,114 @@
-"""Settings with types: one check for all of them, and one sentence on what is wrong."""
+"""All settings, with their types and defaults, and one check of them with a sentence on what is wrong."""
 
 import difflib
-import math
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Union, get_args, get_origin, get_type_hints
+from typing import get_args, get_type_hints
+
+import torch
+
+PerEpoch = float | tuple  # one number, or two between which it changes linearly from the first to the last epoch
 
 
-def _number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+@dataclass
+class Settings:
+    """All settings of a training, with their defaults; those of the improvements come last."""
+    # data
+    data_folder: str = 'data/shapes'    # folder with the files of create_input_files
+    data_name: str = 'shapes_5_cap_per_img_5_min_word_freq'  # base name of these files
+    # model
+    attention: bool = True              # DecoderWithAttention, or DecoderWithRNN
+    encoder: str | None = 'resnet101'   # backbone, see lab/data/encoders.py
+    encoder_weights: str | None = 'DEFAULT'  # trained weights, None for random ones, or a file
+    encoder_stride: int | None = None   # cut the backbone at this stride
+    encoded_image_size: int | None = 14  # pool the grid to 14 x 14; None keeps the native one
+    embed_dim: int = 512                # length of a word vector
+    attention_dim: int = 512            # length of the vectors that attention compares
+    decoder_dim: int = 512              # length of the LSTM's hidden state
+    dropout: float = 0.5                # on the hidden state, before the vocabulary layer
+    # training
+    device: str | None = None           # 'cuda', 'cpu', ...; None takes the GPU if there is one
+    epochs: int = 120                   # at most
+    batch_size: int = 32                # captions
+    encoder_lr: float = 1e-4            # learning rates of Adam
+    decoder_lr: float = 4e-4
+    cosine: bool = False                # let the rates fall to 0 over the epochs along a cosine (Loshchilov 2017)
+    grad_clip: float | None = 5.0       # each gradient entry is clipped to +- this
+    alpha_c: PerEpoch = 1.0             # weight of the doubly stochastic penalty; (1.0, 0.0) falls over the epochs
+    fine_tune_encoder: bool = False     # train the encoder's blocks 2 to 4 as well
+    cache_features: bool = True         # a frozen encoder sees each picture once; False: in every batch
+    fast: bool = True                   # the same formulas with fewer operations, where your forward agrees
+    monitor: str | None = None          # the score that decides; None: greedy_bleu4, self-critical: greedy_cider
+    seed: int = 0
+    # files and output
+    output_folder: str = 'runs'         # checkpoints and history go here
+    checkpoint: str | None = None       # checkpoint of a training to go on with
+    start_from: str | None = None       # checkpoint whose weights a second training starts from
+    # improvements, see docs/extensions.md
+    decoder: str | None = None          # class of your own in place of those in models.py: 'my_decoder.MyDecoder'
+    decoder_options: dict = field(default_factory=dict)  # what its __init__ takes besides the sizes: dict(heads=4)
+    embed_dropout: float = 0.0          # on the word vectors, in training
+    feature_dropout: float = 0.0        # on whole channels of a picture's features, in training
+    word_vectors: str | None = None     # text file of GloVe, word2vec or fastText, embed_dim numbers a word
+    captions: str | None = None         # file of lab/experiments/distillation.py: learn a teacher's captions
+    label_smoothing: float = 0.0        # share of a target that all words have in common (Szegedy et al. 2016, sec. 7)
+    teacher_forcing: PerEpoch = 1.0     # probability of feeding the true word; (1.0, 0.7) falls over the epochs
+    flip: bool = False                  # mirror pictures in every other epoch, but none that is said to have a side
+    bf16: bool | None = None            # matrix products in half precision; None: on a GPU that is made for it
+    accumulate: int = 1                 # compute a step's gradient in so many parts, if memory is short
+    self_critical: str | None = None    # second phase on CIDEr-D, with the baseline 'greedy' or 'mean'
 
 
-def _whole(value):
-    return isinstance(value, int) and not isinstance(value, bool)
+DEFAULTS = asdict(Settings())
 
 
-def _first_and_last(value, most):
-    values = value if isinstance(value, (tuple, list)) else (value, value)
-    return len(values) == 2 and all(_number(v) and 0 <= v <= most and v < math.inf for v in values)
+def check_settings(cfg):
+    """Fill in the defaults and refuse what cannot be.
 
-
-# A kind of setting: its type, what a value must fulfil, and that in words
-Flag = Annotated[bool, lambda v: isinstance(v, bool), 'True or False']
-Count = Annotated[int, lambda v: _whole(v) and v >= 1, 'a whole number of at least 1']
-Seed = Annotated[int, lambda v: _whole(v) and 0 <= v < 2 ** 32, 'a whole number from 0 to below 2 ** 32']
-Rate = Annotated[float, lambda v: _number(v) and 0 < v < math.inf, 'a number above 0']
-Weight = Annotated[float, lambda v: _number(v) and 0 <= v < math.inf, 'a number of at least 0']
-Share = Annotated[float, lambda v: _number(v) and 0 <= v < 1, 'a number from 0 to below 1']
-Text = Annotated[str, lambda v: isinstance(v, (str, Path)), 'a name or a path']
-Options = Annotated[dict, lambda v: isinstance(v, dict), 'a dict']
-# one number, or two between which it changes linearly from the first to the last epoch
-WeightPerEpoch = Annotated[float | tuple, lambda v: _first_and_last(v, math.inf),
-                           'a number of at least 0, or two: in the first and in the last epoch']
-SharePerEpoch = Annotated[float | tuple, lambda v: _first_and_last(v, 1),
-                          'a number from 0 to 1, or two: in the first and in the last epoch']
-
-
-def complete(cfg, *kinds):
-    """Fill in the defaults and check every value against its type.
-
-    :param cfg: dict of settings
-    :param kinds: dataclasses with all settings that there are
-    :return: complete dict; paths are strings
-    :raises ValueError: an unknown setting, or an impossible value; the message names it
+    :param cfg: dict of settings, see :class:`Settings`
+    :return: complete dict with ``device`` and ``monitor`` decided; paths are strings
+    :raises ValueError: an unknown setting, or a value of another type; the message names it
     """
-    defaults = {name: value for kind in kinds for name, value in asdict(kind()).items()}
     for name in cfg:
-        if name not in defaults:
-            nearest = difflib.get_close_matches(str(name), defaults, n=1, cutoff=0.7)
-            hint = f'did you mean {nearest[0]!r}?' if nearest else f'known are {", ".join(defaults)}'
+        if name not in DEFAULTS:
+            nearest = difflib.get_close_matches(str(name), DEFAULTS, n=1, cutoff=0.7)
+            hint = f'did you mean {nearest[0]!r}?' if nearest else f'known are {", ".join(DEFAULTS)}'
             raise ValueError(f'unknown setting {name!r}; {hint}')
-    cfg = {**defaults, **{name: plain(value) for name, value in cfg.items()}}
-    for kind in kinds:
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            or_none = get_origin(hint) in (Union, UnionType)
-            if or_none and cfg[name] is None:
-                continue
-            _, fits, wanted = get_args(next(part for part in get_args(hint) if part is not NoneType)
-                                       if or_none else hint)
-            if not fits(cfg[name]):
-                raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be {wanted}{", or None" * or_none}')
+    cfg = {**asdict(Settings()), **{name: plain(value) for name, value in cfg.items()}}
+    for name, wanted in get_type_hints(Settings).items():
+        if not fits(cfg[name], get_args(wanted) or (wanted,)):
+            raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be {getattr(wanted, "__name__", wanted)}')
+    if cfg['self_critical'] not in (None, 'greedy', 'mean'):
+        raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}; it must be 'greedy' or 'mean', or None")
+    if cfg['self_critical'] and not (cfg['start_from'] or cfg['checkpoint']):
+        raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}, which goes on from a trained decoder: "
+                         'give its best checkpoint as start_from')
+    cfg['device'] = cfg['device'] or ('cuda' if torch.cuda.is_available() else 'cpu')
+    cfg['monitor'] = cfg['monitor'] or ('greedy_cider' if cfg['self_critical'] else 'greedy_bleu4')
     return cfg
 
 
+def fits(value, kinds):
+    """Whether a value has one of these types; an int is a float, too, and a bool is neither."""
+    if isinstance(value, bool):
+        return bool in kinds
+    return isinstance(value, kinds) or isinstance(value, int) and float in kinds
+
+
 def plain(value):
-    """Numbers and arrays of numpy as Python's own, paths as strings and without ``~``: a checkpoint holds no others."""
+    """Numbers and arrays of numpy as Python's own, lists as tuples, paths as strings and without ``~``: a checkpoint
+    holds no others."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(plain, value))
     if hasattr(value, 'tolist'):
-        return value.tolist()
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(plain, value))
     return os.path.expanduser(value) if isinstance(value, (str, Path)) else value
 
 
 def in_epoch(setting, epoch, epochs):
-    """The value of a ``WeightPerEpoch`` or ``SharePerEpoch`` in an epoch (from 1 on)."""
-    first, last = setting if isinstance(setting, (tuple, list)) else (setting, setting)
+    """The value of a ``PerEpoch`` setting in an epoch (from 1 on)."""
+    first, last = setting if isinstance(setting, tuple) else (setting, setting)
     return first + (last - first) * (epoch - 1) / max(epochs - 1, 1)

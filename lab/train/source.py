@@ -1,4 +1,4 @@
-"""Has the code changed? A fingerprint of the source that a training runs, and whether a TODO in it is still open."""
+"""Has the code changed? A fingerprint of the source that a training or a test runs, and which TODO is still open."""
 
 import ast
 import hashlib
@@ -9,7 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ('data', 'decode', 'experiments', 'more', 'train')  # of lab; figures and forms change no training
+# The modules that decide what comes out of a training; a decoder of your own adds its file and what it may build on
+TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.encoders', 'lab.data.vocabulary',
+          'lab.decode.greedy_search',
+          'lab.decode.metrics', 'lab.decode.cider', 'lab.more.self_critical',
+          'lab.more.word_vectors', *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
+# and those that only a test of it, or a teacher, needs
+TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics', 'lab.more.ensembles',
+         'lab.experiments.distillation']
 LOADED = {}  # module -> the spec that it was loaded by, its source at that time
 
 
@@ -27,36 +34,45 @@ def source_of(module):
     return source
 
 
-def modules_of(decoder=None):
-    """Names of the modules whose code a training may run.
+def modules_of(decoder=None, tests=False):
+    """Names of the modules whose code a training runs.
 
     :param decoder: the setting, such as 'my_decoder.MyDecoder'
+    :param tests: those of a test of it, too
     """
-    given = ['.'.join(path.relative_to(ROOT).with_suffix('').parts) for room in ROOMS
-             for path in (ROOT / 'lab' / room).glob('*.py') if path.stem != '__init__']
-    own = [decoder.rpartition('.')[0]] if decoder else []
-    return sorted({'models', 'datasets', 'solver', 'utils', *given, *own})
+    own = with_imports(decoder.rpartition('.')[0]) if decoder else set()
+    return sorted({*TRAINS, *own, *(TESTS if tests else [])})
 
 
-def code_digest(decoder=None):
-    """Fingerprint of all code of this lab that a training may run; comments and line breaks do not count.
+def with_imports(module):
+    """A decoder's module, and those of lab.more that it builds on."""
+    names = re.findall(rb'^(?:from|import) (lab\.more\.\w+)', source_of(module), re.MULTILINE)
+    return {module}.union(*(with_imports(name.decode()) for name in names))
 
-    :param decoder: the setting, such as 'my_decoder.MyDecoder'
+
+def code_digest(decoder=None, tests=False):
+    """Fingerprint of this code; comments, docstrings and line breaks do not count.
+
+    :param decoder, tests: as of :func:`modules_of`
     :return: 16 hexadecimal digits
     """
-    code = [(module, plain(source_of(module))) for module in modules_of(decoder)]
+    code = [(module, without_comments(source_of(module))) for module in modules_of(decoder, tests)]
     return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
 
 
-def plain(source):
-    """Source code without comments and line breaks."""
-    return ast.unparse(ast.parse(source))
+def without_comments(source):
+    """Source code without comments, docstrings and line breaks."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
 
 
 def class_source(kind):
-    """A class of this lab as source code, without comments, as it was when it was loaded."""
-    tree = ast.parse(source_of(kind.__module__))
-    return next(ast.unparse(node) for node in tree.body if getattr(node, 'name', None) == kind.__name__)
+    """A class of this lab as source code, without comments and docstrings, as it was when it was loaded."""
+    return next(without_comments(ast.unparse(node)) for node in ast.parse(source_of(kind.__module__)).body
+                if getattr(node, 'name', None) == kind.__name__)
 
 
 def edited(decoder=None):
@@ -67,7 +83,7 @@ def edited(decoder=None):
 
 def changed(before, now):
     try:
-        return before != now and plain(before) != plain(now)
+        return before != now and without_comments(before) != without_comments(now)
     except SyntaxError:  # somebody is writing
         return True
 
@@ -81,5 +97,5 @@ def open_todo(*functions):
     return None
 
 
-for _module in modules_of():  # now, while they are being loaded: a notebook's kernel lives for hours
+for _module in modules_of(tests=True):  # now, while they are being loaded: a notebook's kernel lives for hours
     source_of(_module)

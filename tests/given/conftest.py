@@ -7,15 +7,18 @@ open is reported as skipped, "not done yet", not as an error.
 import functools
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+import solver
 from create_input_files import create_input_files
 from lab.data.shapes import generate_shapes
 from lab.train import source
+from lab.train.checkpoints import checkpoint_paths
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,7 +34,8 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
-source.plain = functools.cache(source.plain)  # tests train hundreds of times, each reads all code of the lab
+# tests train hundreds of times, and each training reads all code of the lab
+source.without_comments = functools.cache(source.without_comments)
 torch.set_num_threads(1)  # for matrices as small as the tests', threads only wait for one another
 
 
@@ -70,9 +74,34 @@ def tiny_data(tmp_path_factory):
     return dict(data_folder=str(folder), data_name=summary['data_name'])
 
 
+SMALL = dict(encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10, dropout=0.3,
+             epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu')
+
+
 @pytest.fixture
 def tiny_cfg(tiny_data, tmp_path):
     """Settings of a training that takes a second or two."""
-    return dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16,
-                attention_dim=10, dropout=0.3, epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu',
-                output_folder=str(tmp_path / 'runs'))
+    return dict(**tiny_data, **SMALL, output_folder=str(tmp_path / 'runs'))
+
+
+@pytest.fixture(scope='session')
+def trained(tiny_data, tmp_path_factory):
+    """``trained(attention)``: settings and history of such a training, done once. Its files are to be left as they are.
+
+    In ``epochs`` beside its output folder are the checkpoints of each epoch, 1.pth.tar and so on.
+    """
+    @functools.cache
+    def run(attention):
+        folder = tmp_path_factory.mktemp('trained')
+        cfg = {**tiny_data, **SMALL, 'attention': attention, 'epochs': 4, 'output_folder': str(folder / 'runs')}
+        (folder / 'epochs').mkdir()
+
+        def save(run):
+            real(run)
+            shutil.copy(checkpoint_paths(run.model.settings)[0], folder / f'epochs/{len(run.model.history)}.pth.tar')
+
+        with pytest.MonkeyPatch.context() as patch:
+            real = solver.save
+            patch.setattr(solver, 'save', save)
+            return cfg, solver.train(cfg)
+    return run

@@ -1,4 +1,4 @@
-"""Where the attention peaks against the boxes of an instances file of COCO's form."""
+"""Where the attention peaks against the boxes of things, such as those of an instances file of COCO's form."""
 
 import json
 
@@ -29,17 +29,25 @@ def test_words_of_coco(caption, named):
     assert coco_words(caption.split(), coco_names(CATEGORIES)) == named
 
 
-def test_boxes_that_overlap_count_once():
-    boxes = [('dog', (0, 0, 100, 100)), ('dog', (50, 0, 100, 100)), ('person', (0, 0, 25, 25))]
-    (_, hit, chance), = pointing_game([(0, 'dog')], peak((0, 3)), boxes, (200, 200))
-    assert not hit and chance == 4 / 16
-    (_, hit, chance), = pointing_game([(0, 'bench')], peak((0, 0)), [], (200, 200))
-    assert (hit, chance) == (False, 0)
+@pytest.mark.parametrize(('cell', 'shape', 'boxes', 'expected'), [
+    # boxes that overlap count once
+    ((0, 3), (4, 4), [('dog', (0, 0, 100, 100)), ('dog', (50, 0, 100, 100)), ('cat', (0, 0, 25, 25))], (False, 4 / 16)),
+    ((0, 0), (4, 4), [], (False, 0)),
+    # right and bottom are exclusive: the centre of the first cell is at 25
+    ((0, 0), (4, 4), [('dog', (0, 0, 25, 200))], (False, 0)),
+    ((0, 0), (4, 4), [('dog', (25, 0, 26, 200))], (True, 1 / 4)),
+    # rows are y, and grids need not be square
+    ((0, 7), (4, 8), [('dog', (150, 0, 200, 100))], (True, 1 / 8)),
+    ((2, 7), (4, 8), [('dog', (150, 0, 200, 100))], (False, 1 / 8)),
+    # what is not there has the mean share of the boxes
+    ((0, 0), (4, 4), [('cat', (0, 0, 50, 50)), ('cow', (0, 0, 100, 100))], (False, (1 + 4) / 16 / 2)),
+])
+def test_pointing_game(cell, shape, boxes, expected):
+    assert pointing_game([(0, 'dog')], peak(cell, shape=shape), boxes, (200, 200)) == [(0, *expected)]
 
 
-@pytest.fixture
-def instances(tmp_path):
-    """A wide picture with a dog in its right quarter and a person in the left half, and one without any boxes."""
+def test_coco_boxes_are_scaled_per_axis(tmp_path):
+    """The grid covers the picture squashed to a square: a column is 160 pixels wide, a row 80 high."""
     path = tmp_path / 'instances_val2014.json'
     path.write_text(json.dumps(dict(
         categories=[dict(id=18, name='dog'), dict(id=1, name='person')],
@@ -47,17 +55,13 @@ def instances(tmp_path):
                 dict(id=8, file_name='COCO_val2014_000000000008.jpg', width=100, height=100)],
         annotations=[dict(image_id=7, category_id=18, bbox=[480, 80, 160, 240], iscrowd=0),
                      dict(image_id=7, category_id=1, bbox=[0, 0, 320, 320], iscrowd=0)])))
-    return path
 
-
-def test_coco_boxes_are_scaled_per_axis(instances):
-    """The grid covers the picture squashed to a square: a column is 160 pixels wide, a row 80 high."""
     def looking(*cells):
         return dict(name='val2014/COCO_val2014_000000000007.jpg', caption=['man', 'and', 'dog'], alphas=peak(*cells))
 
     words = coco_pointing([looking((0, 1), (0, 0), (1, 3)), looking((3, 2), (0, 0), (3, 3)),
-                           looking((3, 0), (0, 0), (0, 3))], instances)
+                           looking((3, 0), (0, 0), (0, 3))], path)
     assert words == dict(man=[(True, 8 / 16), (False, 8 / 16), (True, 8 / 16)],
                          dog=[(True, 3 / 16), (True, 3 / 16), (False, 3 / 16)])
     nothing = dict(name='val2014/COCO_val2014_000000000008.jpg', caption=['dog'], alphas=peak((0, 0)))
-    assert coco_pointing([nothing], instances) == dict(dog=[(False, 0)])
+    assert coco_pointing([nothing], path) == dict(dog=[(False, 0)])

@@ -17,75 +17,63 @@ from solver import train
 from utils import sentence
 
 ROOT = Path(__file__).resolve().parents[2]
-COLOURS = dict(red='红色', orange='橙色', yellow='黄色', green='绿色', blue='蓝色', purple='紫色', white='白色',
-               black='黑色')
-SHAPES = dict(circle='圆形', square='正方形', triangle='三角形', star='星形', cross='十字', ring='圆环', heart='心形')
-SIZES = dict(small='小', large='大')
-
-
-def in_chinese(objects):
-    """The words of a caption: 一个 大 红色 的 圆形 和 一个 小 蓝色 的 星形."""
-    words = []
-    for item in objects:
-        words += ['和'] * bool(words)
-        words += ['一个', SIZES[item['size']], COLOURS[item['color']], '的', SHAPES[item['shape']]]
-    return words
+CHINESE = dict(
+    red='红色', orange='橙色', yellow='黄色', green='绿色', blue='蓝色', purple='紫色', white='白色', black='黑色',
+    circle='圆形', square='正方形', triangle='三角形', star='星形', cross='十字', ring='圆环', heart='心形',
+    small='小', large='大')
 
 
 @pytest.fixture(scope='module')
 def chinese(tmp_path_factory):
-    """A folder with pictures and a JSON whose captions are Chinese."""
+    """A folder with pictures and a JSON with captions such as 一个 大 红色 的 圆形 和 一个 小 蓝色 的 星形."""
     folder = tmp_path_factory.mktemp('chinese')
     data = json.loads(generate_shapes(folder, train=24, val=6, test=6).read_text())
     for image in data['images']:
-        words = in_chinese(image['objects'])
+        words = []
+        for item in image['objects']:
+            size, colour, shape = (CHINESE[item[part]] for part in ('size', 'color', 'shape'))
+            words += ['和'] * bool(words) + ['一个', size, colour, '的', shape]
         image['sentences'] = [dict(tokens=words, raw=''.join(words) + '。')]
     (folder / 'dataset_chinese.json').write_text(json.dumps(data, ensure_ascii=False), encoding='utf-8')
     return folder
 
 
-def prepare(folder, output, **options):
-    summary = create_input_files('chinese', folder / 'dataset_chinese.json', folder, 5, 1, output, workers=1, **options)
+def prepare(folder, output, tokenizer):
+    """:return: ``data_folder`` and ``data_name`` of the ten files"""
+    summary = create_input_files('chinese', folder / 'dataset_chinese.json', folder, 5, 1, output, workers=1,
+                                 tokenizer=tokenizer)
     return dict(data_folder=str(output), data_name=summary['data_name'])
 
 
-@pytest.fixture(scope='module', params=[None, 'characters', 'rjieba'])
-def trained(chinese, tmp_path_factory, request):
-    """Settings of a training, with the words of one tokenizer."""
-    folder = tmp_path_factory.mktemp('run')
-    cfg = dict(**prepare(chinese, folder / 'data', tokenizer=request.param), attention=True, encoder='shapes_cnn',
-               encoded_image_size=4, embed_dim=32, decoder_dim=32, attention_dim=8, epochs=1, batch_size=4,
-               decoder_lr=2e-2, device='cpu', output_folder=str(folder / 'runs'))
-    train(cfg)
-    return request.param, cfg
-
-
-def test_from_the_json_to_a_caption(chinese, trained):
-    tokenizer, cfg = trained
-    words = load_word_map(cfg['data_folder'], cfg['data_name']).keys()
-    assert words > ({'红', '色'} if tokenizer == 'characters' else {'红色'}) and not words & {'。', '红色的'}
-    model = load_models(cfg['output_folder'], ['Attention'])['Attention']
+def test_from_the_files_to_a_caption(chinese, tiny_cfg, tmp_path, capsys):
+    data = prepare(chinese, tmp_path / 'data', 'rjieba')
+    train({**tiny_cfg, **data, 'attention': True, 'batch_size': 4, 'decoder_lr': 2e-2, 'epochs': 1})
+    model = load_models(tiny_cfg['output_folder'], ['Attention'])['Attention']
     result = evaluate(model, 'TEST', [1])
     assert result['scores'][0]['BLEU-1'] > 0.2
     caption = caption_image(model, find_picture(model, 0)[1])['caption']
-    assert caption and set(caption) < words
+    assert caption and {*caption} < load_word_map(**data).keys()
     said, people = side_by_side([dict(name='soft', seeds=[result])], 0).split('\n')
     assert said.startswith('soft: 一个') and said.count(' ') == 1
     images = json.loads((chinese / 'dataset_chinese.json').read_text(encoding='utf-8'))['images']
     raw = next(image['sentences'][0]['raw'] for image in images if image['split'] == 'test')
     assert people == f'people: {raw.rstrip("。")}'
 
-
-@pytest.mark.parametrize('trained', ['rjieba'], indirect=True)
-def test_the_notebook_shows_a_sentence_without_spaces(trained, capsys):
-    names = {}
+    names = {}  # the notebook shows a sentence without spaces
     for cell in json.loads((ROOT / 'caption.ipynb').read_text(encoding='utf-8'))['cells']:
         if cell['cell_type'] == 'code':  # here: a kernel takes ten seconds to start
             exec(''.join(cell['source']).replace('%matplotlib inline', ''), names)
             if 'parameters' in cell['metadata'].get('tags', []):
-                names.update(run_folder=trained[1]['output_folder'], decoders=['Attention'], pictures=[0])
+                names.update(run_folder=tiny_cfg['output_folder'], decoders=['Attention'], pictures=[0])
     said = names['captions']['Attention']
     assert said.startswith('一个') and ' ' not in said and said in capsys.readouterr().out
+
+
+def test_each_tokenizer_makes_files_of_its_own(chinese, tmp_path):
+    """In the same folder, under the same names."""
+    for tokenizer, some in ((None, {'红色', '的'}), ('rjieba', {'红色', '的'}), ('characters', {'红', '色', '的'})):
+        words = load_word_map(**prepare(chinese, tmp_path, tokenizer)).keys()
+        assert words > some and not words & {'。', '红色的'} and ('红色' in words) == ('红' not in words)
 
 
 @pytest.mark.parametrize(('name', 'raw', 'tokens'), [
@@ -95,17 +83,10 @@ def test_tokens(name, raw, tokens):
     assert by_name(name)(raw) == tokens
 
 
-def test_another_tokenizer_makes_the_files_anew(chinese, tmp_path):
-    prepare(chinese, tmp_path)
-    before = load_word_map(tmp_path, 'chinese_5_cap_per_img_1_min_word_freq')
-    prepare(chinese, tmp_path, tokenizer='characters')
-    assert load_word_map(tmp_path, 'chinese_5_cap_per_img_1_min_word_freq') != before
-
-
 def test_rjieba_is_not_installed(chinese, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'rjieba', None)
-    with pytest.raises(InputFilesError, match=r'^the tokenizer rjieba is not installed: pip install "\.\[chinese\]"'):
-        prepare(chinese, tmp_path / 'data', tokenizer='rjieba')
+    with pytest.raises(InputFilesError, match='rjieba.*pip install'):
+        prepare(chinese, tmp_path / 'data', 'rjieba')
     assert not (tmp_path / 'data').exists()
 
 

@@ -1,163 +1,318 @@
-"""The decoders of lab/more do what their papers' equations say, written out pixel by pixel and word by word."""
+"""All decoders: each does what its paper's equations say, written out in numpy word by word, and what all have to do.
+
+A new decoder is one line of ``DECODERS``; ``test_beam_search.py`` and ``test_extensions.py`` go over the same list.
+"""
 
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from small import ATTENTION, LENGTHS, PIXELS, READ, STATE, make, pictures, run, states
-from torch.nn import functional as F
+from torch import nn
+from torch.nn.utils.rnn import pad_packed_sequence
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lab.more.self_critical import surrogate_loss
+from lab.train.batches import Batch
+from lab.train.checkpoints import load_model, save_checkpoint
+from lab.train.model import build_decoder, build_model
+from solver import check_settings, make_optimizer
 
-PICTURE = 1
+# every size is another, so that no two can be mixed up
+PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13
+SIZES = dict(attention_dim=ATTENTION, embed_dim=EMBED, decoder_dim=STATE)
+PAD, START, END, UNK = 0, 5, 2, 9
+SPECIAL = {PAD: '<pad>', START: '<start>', END: '<end>', UNK: '<unk>'}
+WORD_MAP = {SPECIAL.get(i, f'word{i}'): i for i in range(WORDS)}
+LENGTHS = [5, 11, 2, 7, 9]  # <start> and <end> counted
+
+
+# --- The equations: from a picture's pixels, the word before and the state (None at first) to scores, alpha, state ---
+
+
+def array(tensor):
+    return tensor.detach().numpy()
 
 
 def linear(layer, x):
-    return layer.weight @ x + (0 if layer.bias is None else layer.bias)
+    return x @ array(layer.weight).T + (0 if layer.bias is None else array(layer.bias))
 
 
-def pixels():
-    return pictures()[PICTURE].flatten(0, 1)
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
-def lstm(cell, x, h, c):
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def elu(x):
+    return np.where(x > 0, x, np.exp(x) - 1)
+
+
+def softmax(x):
+    return np.exp(x) / np.exp(x).sum()
+
+
+ZERO = np.zeros(STATE)
+
+
+def of_inputs_and_state(cell, x, h, parts):
+    """What a cell makes of its input, and of its old state, for each of its gates."""
+    of_x, of_h = array(cell.weight_ih) @ x + array(cell.bias_ih), array(cell.weight_hh) @ h + array(cell.bias_hh)
+    return zip(np.split(of_x, parts), np.split(of_h, parts), strict=True)
+
+
+def rnn(cell, x, h=ZERO):
+    """Elman 1990."""
+    (of_x, of_h), = of_inputs_and_state(cell, x, h, 1)
+    return (np.tanh(of_x + of_h),)
+
+
+def gru(cell, x, h=ZERO):
+    """Cho et al. 2014, eqs. 5 to 8."""
+    (rx, rh), (zx, zh), (nx, nh) = of_inputs_and_state(cell, x, h, 3)
+    z = sigmoid(zx + zh)
+    return ((1 - z) * np.tanh(nx + sigmoid(rx + rh) * nh) + z * h,)
+
+
+def lstm(cell, x, h=ZERO, c=ZERO):
     """Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000."""
-    of_x, of_h = cell.weight_ih @ x + cell.bias_ih, cell.weight_hh @ h + cell.bias_hh
-    i, f, g, o = (of_x + of_h).chunk(4)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+    i, f, g, o = (of_x + of_h for of_x, of_h in of_inputs_and_state(cell, x, h, 4))
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
 
 
-def knowing_when_to_look(decoder, h, m, sentinel):
-    """Lu et al. 2017, eqs. 3 to 16: scores, new state, alpha."""
-    V = [linear(decoder.W_a, a).relu() for a in pixels()]
-    v_g = linear(decoder.W_b, pixels().mean(0)).relu()
-    x = torch.cat([decoder.embedding.weight[READ], v_g])
-    new_h, new_m = lstm(decoder.decode_step, x, h, m)
+def show_and_tell(d, a, x, state, cell=lstm):
+    """Vinyals et al. 2015, eqs. 10 to 12, with any cell."""
+    picture = (linear(d.init, a.mean(axis=0)) - array(d.bn.running_mean)) / np.sqrt(array(d.bn.running_var) + d.bn.eps)
+    state = state or cell(d.decode_step, picture * array(d.bn.weight) + array(d.bn.bias))
+    state = cell(d.decode_step, x, *state)
+    return linear(d.fc, state[0]), None, state
+
+
+def show_attend_and_tell(d, a, x, state):
+    """Xu et al. 2015, sec. 3.1.2 and 4.2, with a gate per channel."""
+    h, c = state or [linear(layer, a.mean(axis=0)) for layer in (d.init_h, d.init_c)]
+    query = linear(d.attention.decoder_att, h)
+    alpha = softmax(linear(d.attention.att, relu(linear(d.attention.encoder_att, a) + query)).squeeze(1))
+    # by its shape: docs/instructors.md shows how to give it another name
+    gate, = (layer for layer in d.children() if getattr(layer, 'weight', ZERO).shape == (ENCODER, STATE))
+    h, c = lstm(d.decode_step, np.concatenate([x, sigmoid(linear(gate, h)) * (alpha @ a)]), h, c)
+    return linear(d.fc, h), alpha, (h, c)
+
+
+def knowing_when_to_look(d, a, x, state, sentinel=True):
+    """Lu et al. 2017, eqs. 3 to 16."""
+    h_before, m = state or (ZERO, ZERO)
+    V = relu(linear(d.W_a, a))
+    x = np.concatenate([x, relu(linear(d.W_b, a.mean(axis=0)))])
+    h, m = lstm(d.decode_step, x, h_before, m)
 
     def score(layer, v):
-        return linear(decoder.w_h, torch.tanh(linear(layer, v) + linear(decoder.W_g, new_h)))[0]
+        return linear(d.w_h, np.tanh(linear(layer, v) + linear(d.W_g, h)))[..., 0]
 
-    z = torch.stack([score(decoder.W_v, v) for v in V])
-    alpha = z.softmax(dim=0)
-    context = sum(a * v for a, v in zip(alpha, V, strict=True))
+    alpha = softmax(score(d.W_v, V))
+    context = alpha @ V
     if sentinel:
-        s = torch.sigmoid(linear(decoder.W_x, x) + linear(decoder.W_h, h)) * new_m.tanh()
-        beta = torch.cat([z, score(decoder.W_s, s).unsqueeze(0)]).softmax(dim=0)[-1]
+        s = sigmoid(linear(d.W_x, x) + linear(d.W_h, h_before)) * np.tanh(m)
+        beta = softmax(np.append(score(d.W_v, V), score(d.W_s, s)))[-1]
         alpha, context = (1 - beta) * alpha, beta * s + (1 - beta) * context
-    return linear(decoder.fc, context + new_h), (new_h, new_m), alpha
+    return linear(d.fc, context + h), alpha, (h, m)
 
 
-def bahdanau(decoder, h, c):
-    """Bahdanau et al. 2015, A.1.2, with ELU; the gate of Xu et al. 2015, sec. 4.2.1."""
-    attention = decoder.attention
-    e = torch.stack([linear(attention.v, F.elu(linear(attention.W, h) + linear(attention.U, a)))[0] for a in pixels()])
-    alpha = e.softmax(dim=0)
-    context = torch.sigmoid(linear(decoder.f_beta, h)) * (alpha @ pixels())
-    h, c = lstm(decoder.decode_step, torch.cat([decoder.embedding.weight[READ], context]), h, c)
-    return linear(decoder.fc, h), (h, c), alpha
+def bahdanau(d, a, x, state):
+    """Bahdanau et al. 2015, A.1.2, with ELU; first state and gate of Xu et al. 2015, sec. 3.1.2 and 4.2.1."""
+    h, c = state or [np.tanh(linear(layer, a.mean(axis=0))) for layer in (d.init_h, d.init_c)]
+    alpha = softmax(linear(d.attention.v, elu(linear(d.attention.W, h) + linear(d.attention.U, a))).squeeze(1))
+    context = sigmoid(linear(d.f_beta, h)) * (alpha @ a)
+    h, c = lstm(d.decode_step, np.concatenate([x, context]), h, c)
+    return linear(d.fc, h), alpha, (h, c)
 
 
-def captionnet(decoder, h, c):
+def captionnet(d, a, x, state):
     """Vaswani et al. 2017, eq. 1; Xu et al. 2015, eq. 7 with a tanh."""
-    attention, word, heads = decoder.attention, decoder.embedding.weight[READ], decoder.attention.heads
-    q, k = linear(attention.query, h), torch.stack([linear(attention.key, a) for a in pixels()])
-    alphas, contexts = [], []
-    for head in range(heads):
-        own = slice(head * ATTENTION // heads, (head + 1) * ATTENTION // heads)
-        channels = pixels().chunk(heads, dim=1)[head]
-        alphas.append((k[:, own] @ q[own] / math.sqrt(ATTENTION / heads)).softmax(dim=0))
-        contexts.append(alphas[-1] @ channels)
-    context = torch.cat(contexts)
-    h, c = lstm(decoder.decode_step, torch.cat([word, context]), h, c)
-    scores = linear(decoder.fc, linear(decoder.deep, torch.cat([h, context, word])).tanh())
-    return scores, (h, c), sum(alphas) / heads
+    h, c = state or [np.tanh(linear(layer, a.mean(axis=0))) for layer in (d.init_h, d.init_c)]
+    heads = d.attention.heads
+    query, keys = np.split(linear(d.attention.query, h), heads), np.split(linear(d.attention.key, a), heads, axis=1)
+    alphas = [softmax(k @ q / math.sqrt(ATTENTION / heads)) for q, k in zip(query, keys, strict=True)]
+    context = np.concatenate([alpha @ v for alpha, v in zip(alphas, np.split(a, heads, axis=1), strict=True)])
+    h, c = lstm(d.decode_step, np.concatenate([x, context]), h, c)
+    return linear(d.fc, np.tanh(linear(d.deep, np.concatenate([h, context, x])))), np.mean(alphas, axis=0), (h, c)
 
 
-def rnn(decoder, h):
-    """Elman 1990."""
-    cell = decoder.decode_step
-    x = decoder.embedding.weight[READ]
-    h = torch.tanh(cell.weight_ih @ x + cell.bias_ih + cell.weight_hh @ h + cell.bias_hh)
-    return linear(decoder.fc, h), (h,), None
+# --- All decoders: the settings decoder and decoder_options, and the equations ---
+
+DECODERS = {
+    'plain': ('models.DecoderWithRNN', {}, show_and_tell),
+    'attention': ('models.DecoderWithAttention', {}, show_attend_and_tell),
+    'spatial': ('lab.more.adaptive.DecoderWithSpatialAttention', {}, partial(knowing_when_to_look, sentinel=False)),
+    'adaptive': ('lab.more.adaptive.DecoderWithAdaptiveAttention', {}, knowing_when_to_look),
+    'bahdanau': ('lab.more.bahdanau.DecoderWithBahdanauAttention', {}, bahdanau),
+    'captionnet': ('lab.more.captionnet.CaptionNet', {}, captionnet),
+    'two_heads': ('lab.more.captionnet.CaptionNet', dict(heads=2), captionnet),
+    'rnn': ('lab.more.cells.DecoderWithCell', dict(cell='RNN'), partial(show_and_tell, cell=rnn)),
+    'gru': ('lab.more.cells.DecoderWithCell', {}, partial(show_and_tell, cell=gru)),
+    'lstm': ('lab.more.cells.DecoderWithCell', dict(cell='LSTM'), show_and_tell),
+}
 
 
-def gru(decoder, h):
-    """Cho et al. 2014, eqs. 5 to 8."""
-    cell, x = decoder.decode_step, decoder.embedding.weight[READ]
-    rx, zx, nx = (cell.weight_ih @ x + cell.bias_ih).chunk(3)
-    rh, zh, nh = (cell.weight_hh @ h + cell.bias_hh).chunk(3)
-    r, z = torch.sigmoid(rx + rh), torch.sigmoid(zx + zh)
-    h = (1 - z) * torch.tanh(nx + r * nh) + z * h
-    return linear(decoder.fc, h), (h,), None
+def make(name, seed=0, **changes):
+    """A decoder of this list with random weights, in double precision and ``eval()``."""
+    decoder, options, _ = DECODERS[name]
+    cfg = dict(**SIZES, dropout=0.0, decoder=decoder, decoder_options=options) | changes
+    decoder = build_decoder(cfg, WORDS, ENCODER).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    for key, value in decoder.state_dict().items():
+        if value.is_floating_point():
+            value.uniform_(-0.6, 0.6, generator=generator)
+            value += key.endswith('running_var')
+    return decoder
 
 
-def plain_lstm(decoder, h, c):
-    h, c = lstm(decoder.decode_step, decoder.embedding.weight[READ], h, c)
-    return linear(decoder.fc, h), (h, c), None
+def random(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-EQUATIONS = {'spatial': lambda *given: knowing_when_to_look(*given, False),
-             'adaptive': lambda *given: knowing_when_to_look(*given, True), 'bahdanau': bahdanau,
-             'captionnet': captionnet, 'two_heads': captionnet, 'rnn': rnn, 'gru': gru, 'lstm': plain_lstm}
+def pictures():
+    return random(len(LENGTHS), 2, 3, ENCODER)
 
 
-@pytest.mark.parametrize('kind', EQUATIONS)
+def captions():
+    said = [word for word in range(WORDS) if word not in SPECIAL]
+    rows = [[START, *(said[(i + 2) * t % 11 % len(said)] for t in range(1, length - 1)), END]
+            for i, length in enumerate(LENGTHS)]
+    return torch.tensor([row + [PAD] * (max(LENGTHS) - len(row)) for row in rows])
+
+
+def run(decoder, encoder_out=None, tokens=None, lengths=LENGTHS, **options):
+    """Predictions and alphas, padded, in the order in which the captions went in."""
+    encoder_out = pictures() if encoder_out is None else encoder_out
+    tokens = captions() if tokens is None else tokens
+    predictions, sorted_captions, decode_lengths, *alphas, sort_ind = decoder(
+        encoder_out, tokens, torch.tensor(lengths).unsqueeze(1), **options)
+    assert decode_lengths == sorted((n - 1 for n in lengths), reverse=True)
+    assert torch.equal(sorted_captions, tokens[sort_ind])
+    if not torch.is_tensor(predictions):
+        predictions, _ = pad_packed_sequence(predictions, batch_first=True)
+    return [values[sort_ind.argsort()] for values in (predictions, *alphas)]
+
+
+def same(one, other, tolerance=1e-10):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
+
+
+every_decoder = pytest.mark.parametrize('name', DECODERS)
+
+
+@every_decoder
 @torch.no_grad()
-def test_a_step_follows_the_equations(kind):
-    """From a state that is not zero, beside another picture."""
-    decoder = make(kind)
-    state, memory = decoder.start(pictures()[:2])
-    own = states()[:len(state)]
-    found, new, alpha = decoder.step(torch.tensor([2, READ]), tuple(torch.stack([s.flip(0), s]) for s in own), memory)
-    scores, expected, weights = EQUATIONS[kind](decoder, *own)
-    assert (found[PICTURE] - scores).abs().max() < 1e-12
-    for one, other in zip(new, expected, strict=True):
-        assert (one[PICTURE] - other).abs().max() < 1e-12
-    assert alpha is None if weights is None else (alpha[PICTURE] - weights).abs().max() < 1e-12
+def test_forward_follows_the_equations(name):
+    decoder, equations = make(name), DECODERS[name][2]
+    found = run(decoder)
+    for i, length in enumerate(LENGTHS):
+        a, state = pictures()[i].flatten(0, 1).numpy(), None
+        for t in range(length - 1):
+            x = array(decoder.embedding.weight)[captions()[i, t]]
+            *expected, state = equations(decoder, a, x, state)
+            same([values[i, t] for values in found], [torch.tensor(one) for one in expected if one is not None])
+        assert not any(values[i, length - 1:].any() for values in found)  # nothing past the end
 
 
-@pytest.mark.parametrize('kind', ['bahdanau', 'captionnet'])
+@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@every_decoder
 @torch.no_grad()
-def test_first_state_of_show_attend_and_tell(kind):
-    """Xu et al. 2015, sec. 3.1.2; zeros in *Knowing when to look*."""
-    decoder, mean = make(kind), pixels().mean(0)
-    (h, c), _ = decoder.start(pictures())
-    assert (h[PICTURE] - linear(decoder.init_h, mean).tanh()).abs().max() < 1e-12
-    assert (c[PICTURE] - linear(decoder.init_c, mean).tanh()).abs().max() < 1e-12
-    assert not any(part.any() for part in make('adaptive').start(pictures())[0])
+def test_forward_equals_steps(name, dtype, tolerance):
+    """Here on a list of pixels, there on the grid."""
+    decoder, encoder_out = make(name).to(dtype), pictures().to(dtype)
+    found = run(decoder, encoder_out)
+    state, memory = decoder.start(encoder_out.flatten(1, 2))
+    for t in range(max(LENGTHS) - 1):
+        scores, state, alpha = decoder.step(captions()[:, t], state, memory)
+        running = torch.tensor(LENGTHS) > t + 1
+        now = [scores[running]] if alpha is None else [scores[running], alpha[running]]
+        same(now, [values[running, t] for values in found], tolerance)
 
 
-def test_softmax_over_the_queries_would_look_everywhere_alike():
-    """There is one query, so that slip gives every pixel the weight 1."""
-    attention, cells = make('captionnet').attention, pictures().flatten(1, 2)
-    h = torch.linspace(-1, 1, len(LENGTHS) * STATE, dtype=torch.float64).view(-1, STATE)
-    scores = attention.query(h).unsqueeze(1) @ attention.key(cells).transpose(1, 2) / math.sqrt(ATTENTION)
-    assert (scores.softmax(dim=1) == 1).all()
-    context, alpha = attention(cells, h)
-    assert (alpha.sum(dim=1) - 1).abs().max() < 1e-12 and alpha.shape == (len(LENGTHS), PIXELS)
-    assert (context - cells.sum(dim=1)).abs().max() > 1
+@every_decoder
+@torch.no_grad()
+def test_order_padding_and_the_other_captions_change_nothing(name):
+    decoder, order = make(name), [3, 0, 4, 2, 1]
+    expected = run(decoder)
+    found = run(decoder, pictures()[order], captions()[order], [LENGTHS[i] for i in order])
+    same(found, [values[order] for values in expected])
+    same(run(decoder, tokens=nn.functional.pad(captions(), (0, 3))), expected)
+    same(run(decoder, tokens=captions().where(captions() > 0, torch.tensor(7))), expected)
+    for i, length in enumerate(LENGTHS):
+        alone = run(decoder, pictures()[i:i + 1], captions()[i:i + 1], [length])
+        same(alone, [values[i:i + 1, :length - 1] for values in expected])
 
 
-@pytest.mark.parametrize('kind', EQUATIONS)
-def test_gradients_are_those_of_finite_differences(kind):
-    """Of the picture and of each parameter, along a direction."""
-    decoder, encoder_out = make(kind), pictures()
-    values = dict(decoder.named_parameters()) | {'the picture': encoder_out.requires_grad_()}
+@every_decoder
+def test_gradients_are_those_of_finite_differences(name):
+    """In training, of the pictures and of each weight, along a direction: so none is cut off."""
+    decoder, encoder_out = make(name).train(), pictures().requires_grad_()
+    values = dict(decoder.named_parameters()) | {'the pictures': encoder_out}
 
     def total():
         return sum(values.sin().sum() for values in run(decoder, encoder_out))
 
-    gradients = torch.autograd.grad(total(), list(values.values()))
-    for (name, value), gradient in zip(values.items(), gradients, strict=True):
-        direction = torch.linspace(1, 9, value.numel(), dtype=torch.float64).sin().view(value.shape)
-        sums = []
+    gradients = torch.autograd.grad(total(), list(values.values()), allow_unused=True, materialize_grads=True)
+    for number, ((key, value), gradient) in enumerate(zip(values.items(), gradients, strict=True)):
+        direction, sums = random(*value.shape, seed=number), []
         with torch.no_grad():
             for step in (1e-5, -2e-5):
                 value += step * direction
-                sums.append(total())
+                sums.append(total().item())
             value += 1e-5 * direction
-        assert (gradient * direction).sum().item() == pytest.approx(((sums[0] - sums[1]) / 2e-5).item(), abs=1e-6), name
+        assert (gradient * direction).sum().item() == pytest.approx((sums[0] - sums[1]) / 2e-5, abs=1e-6), key
+
+
+@every_decoder
+@torch.no_grad()
+def test_dropout_is_before_the_last_layer_and_in_training_only(name):
+    """With all entries dropped, the bias is what remains of the scores; alphas are as without."""
+    decoder = make(name, dropout=1.0)
+    found, again = run(decoder), run(decoder)
+    same(found, again, 0)
+    for module in decoder.modules():
+        module.training = isinstance(module, nn.Dropout)
+    predictions, *alphas = run(decoder)
+    same(alphas, found[1:])
+    for i, length in enumerate(LENGTHS):
+        assert torch.equal(predictions[i, :length - 1], decoder.fc.bias.expand(length - 1, -1))
+
+
+@every_decoder
+@torch.no_grad()
+def test_half_precision_comes_close(name):
+    decoder, found = make(name).float(), []
+    for bf16 in (False, True):
+        with torch.autocast('cpu', torch.bfloat16, enabled=bf16):
+            found.append(run(decoder, pictures().float()))
+    for whole, half in zip(*found, strict=True):
+        assert 0 < (whole - half).abs().max() < 0.05 * whole.abs().max()
+
+
+@every_decoder
+@torch.no_grad()
+def test_saved_and_loaded_it_says_the_same(name, tmp_path):
+    decoder, options, _ = DECODERS[name]
+    cfg = check_settings(dict(**SIZES, encoder='shapes_cnn', encoded_image_size=2, decoder=decoder,
+                              decoder_options=options, device='cpu'))
+    model, path = build_model(cfg, WORD_MAP).eval(), tmp_path / 'model.pth.tar'
+    optimizer = make_optimizer(model)
+    save_checkpoint([path], model, optimizer, ReduceLROnPlateau(optimizer))
+    loaded = load_model(path, 'cpu')
+    images, order = random(5, 3, 256, 256).mul(99).to(torch.uint8), torch.arange(5)
+    one, other = (each(Batch(images, order, captions(), torch.tensor(LENGTHS), order)) for each in (model, loaded))
+    assert loaded.name == decoder.rpartition('.')[2] and loaded.settings == cfg
+    assert torch.equal(one.scores, other.scores) and (one.alphas is None or torch.equal(one.alphas, other.alphas))
+
+
+# --- Self-critical training ---
 
 
 @pytest.mark.parametrize('baseline', ['greedy', 'mean'])

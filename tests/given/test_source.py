@@ -1,7 +1,8 @@
 """The fingerprint of the code: what changes it, what does not, and which files were edited since they were loaded."""
 
 import importlib
-import shutil
+import json
+import re
 import subprocess
 import sys
 
@@ -9,9 +10,8 @@ import pytest
 import torch
 
 from lab.more import decoder, ensembles
-from lab.train.checkpoints import find_decoder
-from lab.train.source import ROOT, class_source, code_digest, edited, open_todo
-from models import Encoder
+from lab.train.model import find_decoder
+from lab.train.source import ROOT, code_digest, edited, modules_of, open_todo
 
 MINE = 'my_own_decoder'
 
@@ -21,90 +21,78 @@ def mine():
     """A student's file beside models.py."""
     path = ROOT / f'{MINE}.py'
     path.write_text('from models import DecoderWithRNN\n\n\nclass Mine(DecoderWithRNN):\n    """My decoder."""\n')
+    find_decoder(dict(decoder=f'{MINE}.Mine'))
     yield path
     path.unlink()
     sys.modules.pop(MINE, None)
 
 
-@pytest.mark.parametrize('name', ['models', 'solver', 'datasets', 'lab.decode.cider'])
-def test_other_code_is_another_fingerprint(other_source, name):
-    before = code_digest()
-    with other_source(name, lambda source: source + b'\nX = 1\n'):
-        assert code_digest() != before
-    assert code_digest() == before
+def more_code(source):
+    return source + b'\nX = 1\n'
 
 
-@pytest.mark.parametrize('change', [
-    lambda source: source + b'# a comment\n', lambda source: source.replace(b'\n\n\n', b'\n\n\n\n')])
-def test_comments_and_empty_lines_do_not_count(other_source, change):
-    before = code_digest()
-    with other_source('solver', change):
-        assert code_digest() == before
+@pytest.mark.parametrize(('name', 'training', 'test'), [
+    *[(name, True, True) for name in ('models', 'datasets', 'solver', 'utils', 'lab.decode.greedy_search',
+                                      'lab.decode.cider', 'lab.train.batches', 'lab.train.fast', 'lab.data.encoders')],
+    *[(name, False, True) for name in ('lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics',
+                                       'lab.more.ensembles')],
+    *[(name, False, False) for name in ('lab.experiments.compare', 'lab.data.download', 'lab.data.shapes',
+                                        'lab.figures.style', 'lab.more.adaptive')]])
+def test_code_counts_for_what_it_changes(other_source, name, training, test):
+    before = code_digest(), code_digest(tests=True)
+    with other_source(name, more_code):
+        assert (code_digest() != before[0], code_digest(tests=True) != before[1]) == (training, test)
+    assert (code_digest(), code_digest(tests=True)) == before
 
 
-def test_a_training_neither_loads_nor_minds_the_figures(other_source):
-    loaded = subprocess.run([sys.executable, '-c', 'import sys, solver; print("matplotlib" in sys.modules)'], cwd=ROOT,
-                            capture_output=True, text=True)
-    assert loaded.stdout == 'False\n', loaded.stderr
-    before = code_digest()
-    with other_source('lab.figures.style', lambda source: source + b'\nX = 1\n'):
-        assert code_digest() == before
+@pytest.mark.parametrize('name', modules_of('lab.more.decoder.Decoder', tests=True))
+def test_comments_and_docstrings_do_not_count(other_source, name):
+    def reworded(source):
+        return re.sub(rb'"""(?=\w)', b'"""In other words: ', source).replace(b'\n\n\n', b'\n\n\n\n') + b'# a comment\n'
+
+    before = code_digest(tests=True)
+    with other_source(name, reworded):
+        assert code_digest(tests=True) == before
+
+
+def test_an_edit_after_the_import_changes_nothing_and_is_named(tmp_path):
+    """A student imports solver, mends models.py, and only then trains. In this other process the fingerprint is the
+    same; and of the lab a training loads what counts, and else only what it does not run."""
+    script = """
+import json, sys
+from pathlib import Path
+import solver
+from lab.train.source import code_digest, edited
+read = Path.read_bytes
+Path.read_bytes = lambda path: read(path) + b'X = 1' if path.name == 'models.py' else read(path)
+print(json.dumps([code_digest(), edited(), [*sys.modules]]))
+"""
+    run = subprocess.run([sys.executable, '-c', script], cwd=ROOT, capture_output=True, text=True, check=True)
+    digest, files, loaded = json.loads(run.stdout)
+    assert digest == code_digest() and files == ['models.py'] and 'matplotlib' not in loaded
+    of_the_lab = {name for name in loaded if re.fullmatch(r'lab\.\w+\.\w+', name)}
+    assert of_the_lab - set(modules_of()) <= {'lab.data.images', 'lab.decode.coco_metrics'}
 
 
 def test_a_decoders_own_file_counts_for_this_decoder_only(mine):
-    find_decoder(dict(decoder=f'{MINE}.Mine'))
     others, before = code_digest(), code_digest(f'{MINE}.Mine')
-    assert others != before
-    mine.write_text(mine.read_text() + '    extra = 1\n')
-    importlib.reload(sys.modules[MINE])
-    assert code_digest() == others and code_digest(f'{MINE}.Mine') != before
-
-
-def test_it_is_of_what_was_loaded_not_of_what_was_edited_since(mine):
-    find_decoder(dict(decoder=f'{MINE}.Mine'))
-    before = code_digest(f'{MINE}.Mine')
-    assert edited(f'{MINE}.Mine') == []
+    assert others != before and edited(f'{MINE}.Mine') == []
     mine.write_text(mine.read_text() + '    # a comment\n')
     assert edited(f'{MINE}.Mine') == []
-    for added in ('    extra = 1\n', '    def\n'):
+    for added in ('    extra = 1\n', '    def\n'):  # it is the code that was loaded, not what was edited since
         mine.write_text(mine.read_text() + added)
         assert code_digest(f'{MINE}.Mine') == before and edited(f'{MINE}.Mine') == [mine.name] and edited() == []
     mine.write_text(mine.read_text().replace('    def\n', ''))
     importlib.reload(sys.modules[MINE])
-    assert edited(f'{MINE}.Mine') == [] and code_digest(f'{MINE}.Mine') != before
+    assert edited(f'{MINE}.Mine') == [] and code_digest(f'{MINE}.Mine') != before and code_digest() == others
 
 
-def test_an_edit_before_the_first_training_is_seen(tmp_path):
-    """A student imports solver, mends models.py, and only then trains."""
-    for name in ('lab', 'weights'):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('__pycache__'))
-    for name in ('models.py', 'datasets.py', 'solver.py', 'utils.py'):
-        shutil.copy(ROOT / name, tmp_path)
-    script = """
-import solver
-from lab.train.source import code_digest, edited
-print(edited())
-with open('models.py', 'a') as file:
-    file.write('X = 1')
-print(edited(), code_digest())
-"""
-    run = subprocess.run([sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert run.stdout.split('\n')[:2] == ['[]', f"['models.py'] {code_digest()}"]
-
-
-def test_it_is_the_same_in_every_process():
-    run = subprocess.run([sys.executable, '-c', 'from lab.train.source import code_digest; print(code_digest())'],
-                         cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == code_digest()
-
-
-def test_the_source_of_a_class_has_no_comments_and_no_other_class(other_source):
-    before = class_source(Encoder)
-    assert before.startswith('class Encoder(nn.Module):') and '#' not in before and 'DecoderWithRNN' not in before
-    with other_source('models', lambda source: source + b'\nX = 1\n'):
-        assert class_source(Encoder) == before
-    with other_source('models', lambda source: source.replace(b'.permute(0, 2, 3, 1)', b'.permute(0, 3, 2, 1)')):
-        assert class_source(Encoder) != before
+@pytest.mark.parametrize('name', ['adaptive.DecoderWithAdaptiveAttention', 'bahdanau.DecoderWithBahdanauAttention',
+                                  'captionnet.CaptionNet', 'cells.DecoderWithCell'])
+def test_what_a_decoder_is_built_on_counts(name):
+    kind = find_decoder(dict(decoder=f'lab.more.{name}'))
+    used = {getattr(value, '__module__', None) for value in vars(sys.modules[kind.__module__]).values()}
+    assert {module for module in used if (module or '').startswith('lab.')} <= set(modules_of(f'lab.more.{name}'))
 
 
 def test_open_todos(monkeypatch):

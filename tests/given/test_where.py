@@ -24,10 +24,10 @@ def test_every_notebook_begins_with_the_same_cell():
     assert all(cell == NOTEBOOKS['train_rnn.ipynb'] for cell in NOTEBOOKS.values())
 
 
-def installed(folder, name, version):
-    """What pip leaves of a package."""
-    (folder / f'{name}-{version}.dist-info').mkdir()
-    (folder / f'{name}-{version}.dist-info/METADATA').write_text(f'Name: {name}\nVersion: {version}\n')
+def installed(folder, version):
+    """What pip leaves of the package "aged"."""
+    (folder / f'aged-{version}.dist-info').mkdir()
+    (folder / f'aged-{version}.dist-info/METADATA').write_text(f'Name: aged\nVersion: {version}\n')
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def pip(tmp_path):
     """A pip that only notes what it was asked for, and fails if this file says so; its notes."""
     (tmp_path / 'pip').mkdir()
     (tmp_path / 'pip/__init__.py').touch()
-    installed(tmp_path, 'aged', '3.8.1')
+    installed(tmp_path, '3.8.1')
     notes = tmp_path / 'pip/asked.txt'
     (tmp_path / 'pip/__main__.py').write_text(
         f'import os, sys\nopen({str(notes)!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")\n'
@@ -73,16 +73,20 @@ def test_on_a_laptop_or_a_cluster_it_only_says_what_is_missing(tmp_path, pip, en
     assert '3.8.1' in printed and '%pip install "not-there-yet>=1" "aged>=3.9"' in printed
 
 
-def test_colab_with_an_uploaded_zip(tmp_path, pip):
-    lay_out(tmp_path / 'captioning')
-    content = tmp_path / 'content'
-    shutil.make_archive(str(content / 'captioning'), 'zip', tmp_path, 'captioning')
-    folder, printed, _ = run_cell(content, pip, **COLAB)
-    assert folder == content / 'captioning' and (folder / 'models.py').exists()
-    assert pip.read_text() == 'install -q not-there-yet>=1 aged>=3.9\n'  # and nothing that is new enough, such as torch
-    assert 'installing not-there-yet>=1' in printed and 'restart' in printed and f'Colab forgets {folder}' in printed
+@pytest.mark.parametrize(('place', 'environment'), [('captioning', COLAB), *[(place, {**KAGGLE, **COLAB}) for place in (
+    'input/lab/captioning', 'input/captioning', 'input/datasets/me/lab/captioning')]])
+def test_colab_with_a_zip_and_kaggle_work_on_a_copy_and_install(tmp_path, pip, place, environment):
+    """Nothing that is new enough, such as torch; and one's own work is left alone when the cell runs again."""
+    lab, working = lay_out(tmp_path / place), tmp_path / 'working'
+    if place == 'captioning':
+        shutil.make_archive(str(working / 'captioning'), 'zip', tmp_path, 'captioning')
+    folder, printed, _ = run_cell(working, pip, **environment)
+    assert folder == working / 'captioning' and pip.read_text() == 'install -q not-there-yet>=1 aged>=3.9\n'
+    assert 'not-there-yet>=1' in printed and 'restart' in printed
+    assert (f'forgets {folder}' in printed) == (environment == COLAB)
     (folder / 'models.py').write_text('# my own work')
-    assert run_cell(content, pip, **COLAB)[0] == folder and (folder / 'models.py').read_text() == '# my own work'
+    assert run_cell(working, pip, **environment)[0] == folder
+    assert (folder / 'models.py').read_text() == '# my own work' != (lab / 'models.py').read_text()
 
 
 @pytest.mark.parametrize('place', ['captioning', 'Colab Notebooks/captioning'])
@@ -92,52 +96,28 @@ def test_colab_with_a_drive(tmp_path, pip, place):
     assert folder == lab and 'forgets' not in printed
 
 
-@pytest.mark.parametrize('place', ['lab/captioning', 'captioning', 'datasets/me/lab/captioning'])
-def test_kaggle_works_on_a_copy(tmp_path, pip, place):
-    lab = lay_out(tmp_path / 'input' / place)
-    folder, printed, _ = run_cell(tmp_path / 'working', pip, **KAGGLE, **COLAB)
-    assert folder == tmp_path / 'working/captioning' and 'Kaggle: installing not-there-yet>=1' in printed
-    (folder / 'models.py').write_text('# my own work')
-    assert run_cell(tmp_path / 'working', pip, **KAGGLE)[0] == folder
-    assert (folder / 'models.py').read_text() == '# my own work' != (lab / 'models.py').read_text()
-
-
-def test_kaggle_without_internet(tmp_path, pip):
-    lay_out(tmp_path / 'captioning')
-    _, _, error = run_cell(tmp_path, pip, **KAGGLE, PIP_FAILS='1')
-    assert 'on Kaggle, see whether Internet is on' in error.splitlines()[-1]
-
-
-def test_modelwhale_is_known_by_its_folders(monkeypatch):
-    for name in (*COLAB, *KAGGLE):
-        monkeypatch.delenv(name, raising=False)
-    assert where.service() is None
-    monkeypatch.setattr(where, 'ROOT', Path('/home/mw/project/captioning'))
-    assert where.service() == 'ModelWhale'
-
-
-def test_a_notebook_without_its_folder(tmp_path, pip):
-    _, _, error = run_cell(tmp_path, pip, **COLAB)
-    assert f"FileNotFoundError: the lab's folder is not in {tmp_path}: upload captioning.zip" in error
-
-
-def test_nothing_is_missing_where_the_requirements_are_installed():
-    assert where.missing_packages('photos', 'metrics') == {}
+@pytest.mark.parametrize(('place', 'environment', 'hint'), [
+    ('captioning', {**KAGGLE, 'PIP_FAILS': '1'}, 'Internet is on'), ('a/b/c', COLAB, 'upload captioning.zip')])
+def test_without_internet_or_without_the_folder_it_says_what_to_do(tmp_path, pip, place, environment, hint):
+    lay_out(tmp_path / place)
+    *_, error = run_cell(tmp_path, pip, **environment)
+    assert hint in error.splitlines()[-1]
 
 
 @pytest.mark.parametrize(('version', 'is_old'), [
     ('3.8.1', True), ('3.9', True), ('3.10.0a0+git', False), ('4.0+cpu', False), ('4rc1', False)])
 def test_versions_that_are_too_old(tmp_path, monkeypatch, version, is_old):
-    installed(tmp_path, 'aged', version)
-    (tmp_path / 'pyproject.toml').write_text('[project]\ndependencies = ["Aged >= 3.10"]')
+    installed(tmp_path, version)
+    (tmp_path / 'pyproject.toml').write_text('[project]\ndependencies = ["Aged >= 3.10", "torch"]')
     monkeypatch.setattr(where, 'ROOT', tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert where.missing_packages() == ({'Aged>=3.10': version} if is_old else {})
 
 
 @pytest.mark.parametrize('watched', [True, False])
-def test_progress_bars_are_hidden_where_nobody_watches(watched):
+def test_progress_bars_are_hidden_where_nobody_watches(monkeypatch, watched):
     """Jupyter, Colab and others say to the kernel that it may ask questions; nbconvert and papermill say not."""
+    monkeypatch.delenv('TQDM_DISABLE', raising=False)
     manager, client = start_new_kernel(kernel_name='python3', cwd=str(ROOT))
     printed = []
     try:
@@ -149,12 +129,3 @@ def test_progress_bars_are_hidden_where_nobody_watches(watched):
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     assert f'{not watched}\n' in printed
-
-
-def test_threads_that_wait_sleep_soon(monkeypatch):
-    monkeypatch.setenv('GOMP_SPINCOUNT', '7')
-    where.share_cores()
-    assert os.environ['GOMP_SPINCOUNT'] == '7'
-    monkeypatch.delenv('GOMP_SPINCOUNT')
-    where.share_cores()
-    assert os.environ['GOMP_SPINCOUNT'] == '2000'

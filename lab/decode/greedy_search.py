@@ -1,0 +1,131 @@
+"""Greedy decoding and sampling, for any decoder that offers two methods:
+
+``start(encoder_out) -> state, memory``
+    The first state from the encoding. Both are tuples of tensors with the batch first: the state changes with
+    every word, the memory (pixels, attention keys) is the same for every word of an image.
+``step(words, state, memory) -> scores, state, alpha``
+    From the latest words (n,) and the state: scores of the next word (n, vocab_size) before softmax, the new
+    state, and the attention weights (n, num_pixels), or None without attention.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from lab.data.vocabulary import SPECIAL_TOKENS
+from utils import evaluating
+
+NOT_NUMBERS = ("the decoder's scores are not numbers: look for a division or logarithm in your models.py, "
+               'or train again')
+
+
+@dataclass
+class Hypothesis:
+    """A caption found by search.
+
+    :ivar words: word indices, without <start> and <end>
+    :ivar score: log-probability of the words, and of <end> where finished
+    :ivar finished: whether <end> was reached within the longest length
+    :ivar alphas: (len(words), num_pixels) attention weights per word, or None without attention
+    :ivar probabilities: list of the probability of each word after those before it, or None where it was not kept
+    """
+
+    words: list
+    score: float
+    finished: bool
+    alphas: torch.Tensor | None = None
+    probabilities: list | None = None
+
+
+@torch.no_grad()
+def greedy_search(decoder, encoder_out, word_map, max_len=50):
+    """Take the best word at each step, for many images at once.
+
+    :param decoder: any decoder with ``start`` and ``step``
+    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
+    :param word_map: word -> index
+    :param max_len: longest caption in words
+    :return: a :class:`Hypothesis` per image, without alphas and probabilities
+    :raises FloatingPointError: the decoder's scores are not numbers
+    """
+    return _one_beam(decoder, encoder_out, word_map, max_len, lambda log_probs: log_probs.argmax(dim=1))
+
+
+@torch.no_grad()
+def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1):
+    """Draw each word from the decoder's own probabilities, for many images at once.
+
+    :param decoder: any decoder with ``start`` and ``step``
+    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
+    :param word_map: word -> index
+    :param max_len: longest caption in words
+    :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
+    :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
+    :param samples: captions drawn per image
+    :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas and probabilities; its
+        score is the log-probability at temperature 1
+    :raises ValueError: temperature not above 0, or samples < 1
+    :raises FloatingPointError: the decoder's scores are not numbers
+    """
+    if not temperature > 0:
+        raise ValueError(f'temperature is {temperature}; it must be above 0')
+    if samples < 1:
+        raise ValueError(f'samples is {samples}; it must be at least 1')
+
+    def draw(log_probs):
+        if log_probs.isnan().any():
+            raise FloatingPointError(NOT_NUMBERS)
+        return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
+
+    return _one_beam(decoder, encoder_out, word_map, max_len, draw, samples)
+
+
+def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
+    """Follow ``samples`` captions per image, each on its own; those that ended leave the batch.
+
+    :param choose: from log-probabilities (captions, vocab_size) to the next words (captions,)
+    """
+    with evaluating(decoder):
+        n, end = len(encoder_out) * samples, word_map['<end>']
+        state, memory = repeated(*decoder.start(encoder_out), samples)
+        words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
+        excluded = excluded_words(word_map, words.device)
+        score = torch.zeros(n, device=words.device)
+        sequences = torch.full((n, max_len + 1), end, device=words.device)
+        running = torch.arange(n, device=words.device)  # which caption a row of the batch is
+        for t in range(max_len + 1):
+            scores, state, _ = decoder.step(words, state, memory)
+            log_probs = scores.float().log_softmax(dim=1)
+            log_probs[:, excluded] = -torch.inf
+            words = choose(log_probs)
+            best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
+            if best.isnan().any():
+                raise FloatingPointError(NOT_NUMBERS)
+            if t == max_len:  # no room for another word
+                best = best.masked_fill(words != end, 0)
+            sequences[running, t] = words
+            score[running] += best
+            stay = (words != end).nonzero().squeeze(1)
+            if not len(stay):
+                break
+            if len(stay) == len(words):
+                continue
+            running, words = running[stay], words[stay]
+            state, memory = (tuple(tensor.index_select(0, stay) for tensor in those) for those in (state, memory))
+    hypotheses = []
+    for row, total in zip(sequences.tolist(), score.tolist(), strict=True):
+        finished = end in row
+        hypotheses.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
+    return hypotheses
+
+
+def repeated(state, memory, k):
+    """State and memory for ``k`` captions of each image."""
+    if k == 1:
+        return state, memory
+    return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
+
+
+def excluded_words(word_map, device):
+    """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
+    return torch.tensor([word_map[word] for word in SPECIAL_TOKENS if word != '<end>'], device=device)

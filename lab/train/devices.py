@@ -1,0 +1,64 @@
+"""One training on the devices that there are: a CPU, a GPU, or several processes with one each.
+
+``torchrun`` or ``accelerate launch`` start the processes. accelerate shares out the batches and averages the gradients.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import DataLoaderConfiguration, InitProcessGroupKwargs, gather_object
+from tqdm import tqdm
+
+
+def accelerator_for(cfg):
+    """accelerate's ``Accelerator`` for these settings.
+
+    Matrix products are in half precision if the setting ``bf16`` or ``accelerate launch`` says so; where neither does,
+    on a GPU that is made for it.
+
+    :param cfg: settings of ``solver.check_settings``
+    """
+    AcceleratorState._reset_state(reset_partial_state=True)  # of a training before in the same notebook
+    if cfg['device'].startswith('cuda:'):
+        torch.cuda.set_device(cfg['device'])
+    bf16 = cfg['bf16']
+    if bf16 is None and 'ACCELERATE_MIXED_PRECISION' not in os.environ:
+        bf16 = cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
+    return Accelerator(
+        cpu=cfg['device'] == 'cpu', mixed_precision={None: None, True: 'bf16', False: 'no'}[bf16],
+        gradient_accumulation_steps=cfg['accumulate'], dataloader_config=DataLoaderConfiguration(split_batches=True),
+        # one process may be encoding COCO while the others wait
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))])
+
+
+def own_device(device):
+    """The device of this process: its own GPU if there are several, else the one that is asked for.
+
+    :param device: 'cpu', 'cuda', 'cuda:1', ...
+    """
+    state = PartialState()
+    return str(state.device) if state.num_processes > 1 and state.device.type == 'cuda' else device
+
+
+def progress_bar(*args, **options):
+    """A tqdm bar, in the main process only. There, ``TQDM_DISABLE=1`` in the environment turns it off."""
+    return tqdm(*args, **options) if PartialState().is_main_process else tqdm(*args, **{**options, 'disable': True})
+
+
+def log(text):
+    """Print, in the main process only."""
+    if PartialState().is_main_process:
+        print(text, flush=True)
+
+
+def averages(**meters):
+    """Averages over all processes, as plain numbers; None for what nothing was averaged of.
+
+    :param meters: ``utils.AverageMeter`` of this process
+    """
+    every = gather_object([[(float(meter.sum), meter.count) for meter in meters.values()]])
+    totals = [[sum(values) for values in zip(*own, strict=True)] for own in zip(*every, strict=True)]
+    return {name: total / count if count else None for name, (total, count) in zip(meters, totals, strict=True)}

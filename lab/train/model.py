@@ -1,0 +1,217 @@
+"""Encoder, decoder and vocabulary as one module: a batch of pictures and captions goes in, scores come out."""
+
+import importlib
+import inspect
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from lab.train import fast
+from lab.train.source import ROOT, edited, source_of
+from models import DecoderWithAttention, DecoderWithRNN, Encoder
+from utils import packed
+
+
+class Decoded(NamedTuple):
+    """The scores of a batch, without padding. Words are ordered as in a ``PackedSequence``: all first words, ...
+
+    :ivar scores: (words, vocab_size) float, before softmax
+    :ivar targets: (words,) long
+    :ivar alphas: (batch_size, steps, num_pixels), or None without attention
+    :ivar sizes: (steps,) long, how many captions are still running
+    :ivar sort_ind: (batch_size,) long, the place in the batch of each caption, longest first
+    """
+
+    scores: torch.Tensor
+    targets: torch.Tensor
+    alphas: torch.Tensor | None
+    sizes: torch.Tensor
+    sort_ind: torch.Tensor
+
+    def positions(self):
+        """(words, 2) long: the caption of each row of ``scores``, by its place in the batch, and its step from 0 on."""
+        captions = torch.cat([self.sort_ind[:size] for size in self.sizes.tolist()]).cpu()
+        return torch.stack([captions, torch.arange(len(self.sizes)).repeat_interleave(self.sizes)], dim=1)
+
+
+class CaptionModel(nn.Module):
+    """An encoder, a decoder and their vocabulary.
+
+    :ivar word_map: word -> index
+    :ivar settings: the ``cfg`` of its training
+    :ivar history: per epoch a dict of losses and scores
+    :ivar fingerprints: of what its training depends on, see ``resume.fingerprints``
+    :ivar tuned: the encoder's weights come from a checkpoint, of a training that fine-tuned it
+    :ivar fast: ``fast.fast_forward`` takes the place of the decoder's ``forward``
+    """
+
+    def __init__(self, encoder, decoder, word_map, settings):
+        super().__init__()
+        self.encoder, self.decoder, self.word_map, self.settings = encoder, decoder, word_map, settings
+        self.history, self.fingerprints, self.tuned, self.fast = [], {}, False, False
+
+    @property
+    def name(self):
+        """'Attention', 'NoAttention', or the class of a decoder of your own."""
+        return decoder_name(self.settings)
+
+    @cached_property
+    def _words(self):
+        return {index: word for word, index in self.word_map.items()}
+
+    def words(self, indices):
+        """Word indices to words."""
+        return [self._words[index] for index in indices]
+
+    def encode(self, images):
+        """A batch of pictures to the decoder's input.
+
+        :param images: (n, 3, 256, 256) uint8, or features of ``features.encode_images``, half precision
+        :return: (n, h, w, encoder_dim) float; in training, some channels of each are 0 (``feature_dropout``)
+        """
+        images = images.to(self.settings['device'], non_blocking=True)
+        are_features = images.dtype == torch.float16
+        features = self.encoder.resize(images.float()) if are_features else self.encoder(images)
+        p = self.settings['feature_dropout']
+        if p and self.encoder.training:
+            # neighbouring cells see nearly the same: a channel goes from all of them (Tompson et al. 2015, 1411.4280)
+            features = nn.functional.dropout2d(features.permute(0, 3, 1, 2), p).permute(0, 2, 3, 1)
+        return features
+
+    def forward(self, batch, teacher_forcing=1.0, encoder_out=None):
+        """Teacher forcing on a batch; each picture goes through the encoder once.
+
+        :param batch: ``datasets.Batch``
+        :param teacher_forcing: below 1 for scheduled sampling, which a ``lab.more.decoder.Decoder`` has
+        :param encoder_out: the batch's pictures, where they are encoded already
+        :return: :class:`Decoded`
+        :raises ValueError: the decoder returns too few or too many things
+        """
+        encoder_out = self.encode(batch.images) if encoder_out is None else encoder_out
+        device, caplens = encoder_out.device, batch.caplens.unsqueeze(1)
+        captions = batch.captions.to(device, non_blocking=True)
+        if self.fast:
+            return true_words(fast.fast_forward(self.decoder, encoder_out, captions, caplens, batch.image_of))
+        sampling = {} if teacher_forcing == 1 else dict(teacher_forcing=teacher_forcing)
+        decoded = self.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
+                               caplens.to(device, non_blocking=True), **sampling)
+        expected = {'Attention': (5,), 'NoAttention': (4,)}.get(self.name, (4, 5))
+        if not isinstance(decoded, (tuple, list)) or len(decoded) not in expected:
+            came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else f'a {type(decoded).__name__}'
+            raise ValueError(f'forward of {type(self.decoder).__name__} returns {came}; it must return predictions, '
+                             f'sorted captions, decode lengths, {"alphas, " if 5 in expected else ""}sort indices')
+        return true_words(decoded)
+
+    def use_fast_forward(self, batch):
+        """Train by ``fast.fast_forward`` if the decoder's own ``forward`` gives the same on a few captions.
+
+        :param batch: these captions, see ``datasets.CaptionDataset.few_captions``
+        :return: a sentence that says which of them runs
+        """
+        with torch.no_grad():
+            encoder_out = self.encode(batch.images)
+        device = encoder_out.device
+        why = fast.difference(self.decoder, encoder_out[batch.image_of.to(device)], batch.captions.to(device),
+                              batch.caplens.unsqueeze(1).to(device))
+        self.fast = why is None
+        if self.fast:
+            return ("Your forward agrees with the formulas: training runs the lab's faster form (lab/train/fast.py). "
+                    'fast=False runs yours.')
+        return f'Training runs your forward of {type(self.decoder).__name__} as it is written: {why}.'
+
+
+def true_words(decoded):
+    """What a decoder's ``forward`` or ``fast.fast_forward`` returns, without the padding: :class:`Decoded`."""
+    scores, captions, decode_lengths, *alphas, sort_ind = decoded
+    # the words to predict start after <start>; packing leaves out everything past a caption's end
+    targets, sizes, *_ = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)
+    scores = packed(scores, decode_lengths).data
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # the loss is not in half precision
+    return Decoded(scores, targets, alphas[0] if alphas else None, sizes, sort_ind)
+
+
+def decoder_name(cfg):
+    """'Attention', 'NoAttention', or the class of a decoder of your own, as the checkpoint files are called."""
+    if cfg.get('decoder'):
+        return cfg['decoder'].rpartition('.')[2]
+    return 'Attention' if cfg['attention'] else 'NoAttention'
+
+
+def find_decoder(cfg):
+    """The decoder's class: one of models.py, or the one that ``cfg['decoder']`` names ('my_decoder.MyDecoder').
+
+    :raises ValueError: no such file beside models.py, no such class in it, or one that lacks a method
+    """
+    if not cfg.get('decoder'):
+        return DecoderWithAttention if cfg['attention'] else DecoderWithRNN
+    module, _, name = cfg['decoder'].rpartition('.')
+    wrong = f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder'"
+    # only a file of this lab, since a checkpoint may come from anyone
+    file = f"{module.replace('.', '/')}.py"
+    if not (all(map(str.isidentifier, module.split('.'))) and (ROOT / file).exists()):
+        missing = f'and there is no file {file} beside models.py' if module else "the file's name before a dot"
+        raise ValueError(f'{wrong}, {missing}')
+    decoder = getattr(importlib.import_module(module), name, None)
+    source_of(module)
+    if not inspect.isclass(decoder):
+        raise ValueError(f'{wrong}, and {file} has no class {name}')
+    missing = [method for method in ('forward', 'start', 'step')
+               if getattr(decoder, method, None) is getattr(nn.Module, method, None)]
+    if not issubclass(decoder, nn.Module) or missing:
+        raise ValueError(f'{module}.{name} must be an nn.Module with forward, start and step, as the decoders in '
+                         f'models.py are' + f'; it has no {" and no ".join(missing)}' * bool(missing))
+    return decoder
+
+
+def check_decoder(decoder, cfg):
+    """:raises ValueError: scheduled sampling is set, and this decoder does not have it"""
+    if cfg['teacher_forcing'] != 1 and 'teacher_forcing' not in inspect.signature(decoder.forward).parameters:
+        raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {type(decoder).__name__} is "
+                         'always fed the true words: leave it at 1.0, or take a decoder made from '
+                         'lab.more.decoder.Decoder')
+
+
+def build_model(cfg, word_map, encoder=None):
+    """Encoder and decoder for the settings, on ``cfg['device']``.
+
+    :param cfg: checked settings of ``solver.check_settings``
+    :param word_map: word -> index
+    :param encoder: a module of your own in place of ``cfg['encoder']``
+    :return: :class:`CaptionModel`
+    :raises ValueError: ``cfg['decoder']`` cannot be found, or as of ``models.Encoder``
+    """
+    encoder = build_encoder(cfg, encoder)
+    decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
+    if files := edited(cfg.get('decoder')):
+        print(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
+              "notebook's kernel) to run what is there now.")
+    return CaptionModel(encoder, decoder, word_map, cfg).to(cfg['device'])
+
+
+def build_encoder(cfg, encoder=None):
+    """
+    :param encoder: a module of your own in place of ``cfg['encoder']``
+    :return: ``models.Encoder``, (n, 3, H, W) pixels to (n, h, w, encoder_dim)
+    :raises ValueError: as of ``models.Encoder``
+    """
+    return Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'], cfg['encoder_weights'],
+                   cfg['encoder_stride'])
+
+
+def build_decoder(cfg, vocab_size, encoder_dim):
+    """A decoder gets those sizes that its ``__init__`` names (all of them if it has ``**kwargs``) and its options.
+
+    :param encoder_dim: channels of the encoder's grid
+    :return: a decoder of the class that the settings name, with scores (..., vocab_size)
+    :raises ValueError: the class cannot be found
+    """
+    sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
+                 vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
+    kind = find_decoder(cfg)
+    taken = inspect.signature(kind.__init__).parameters
+    if all(parameter.kind != parameter.VAR_KEYWORD for parameter in taken.values()):
+        sizes = {name: size for name, size in sizes.items() if name in taken}
+    return kind(**{**sizes, **cfg['decoder_options']})
