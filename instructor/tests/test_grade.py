@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from helpers import needs_isolation, needs_readable_python
 from instructor import grade
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
-from instructor.expected import checking, inputs, protocol
+from instructor.expected import Fresh, checking, inputs, load, protocol
 from instructor.grade import draw_inputs, grade_all, gradescope, page, table, unique_names, zero
 from instructor.grading import limited, sandbox
 from instructor.mistakes import correct_solutions, mistakes
@@ -374,6 +375,27 @@ def test_an_environment_that_is_a_link(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'env' / 'bin' / 'python'))
     with sandbox.Sandbox(assemble(REFERENCE, tmp_path / 'lab')) as box:
         assert not box.broken
+
+
+@needs_isolation
+def test_speed_is_measured_from_outside():
+    """A right solution takes about as long as the yardstick; a loop over captions or pixels far longer."""
+    given = draw_inputs('speed')
+    slow = {m.name: m for m in mistakes() if m.name in ('caption by caption', 'pixel by pixel')}
+    ratios = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        fresh = Fresh(given, load(RIGHT, folder))
+        for name, source in {'right': RIGHT, **{name: mistake.source() for name, mistake in slow.items()}}.items():
+            lab = assemble(REFERENCE, Path(folder) / 'lab')
+            (lab / 'models.py').write_text(source)
+            with sandbox.Sandbox(lab) as box:
+                subject = checking.Subject(box.ask, fresh, given, box.yardstick)
+                ratios[name] = {kind: subject.slowness(f'{kind}_speed', ()) for kind in inputs.CLASS}
+    print(ratios)
+    assert max(ratios['right'].values()) < checking.SLOWEST / 2, ratios
+    assert ratios['pixel by pixel']['attention'] > 1.5 * checking.SLOWEST, ratios
+    assert ratios['caption by caption']['attentive'] > 1.5 * checking.SLOWEST, ratios
 
 
 @needs_isolation

@@ -80,7 +80,10 @@ def loss_of(model, wrapped, batch, captions_per_image, scorer):
 
 
 def rewards(model, scorer, hypotheses, pictures):
-    """:return: (len(hypotheses),) CIDEr-D"""
+    """
+    :param pictures: (len(hypotheses),) long, the picture of each
+    :return: (len(hypotheses),) CIDEr-D
+    """
     captions = [model.words(one.words) + END * one.finished for one in hypotheses]
     return torch.tensor([scorer.score(*pair) for pair in zip(pictures.tolist(), captions, strict=True)])
 
@@ -123,7 +126,7 @@ def log_probabilities(model, wrapped, encoder_out, hypotheses):
     captions = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     image_of = torch.arange(len(encoder_out)).repeat_interleave(len(rows) // len(encoder_out))
     lengths = torch.tensor([len(row) for row in rows])
-    decoded = wrapped(Batch(None, image_of, captions, lengths, image_of), encoder_out=encoder_out)
+    decoded = wrapped(Batch(None, image_of, captions, lengths, None), encoder_out=encoder_out)
     # the words that are never drawn have no probability here either
     scores = decoded.scores.index_fill(1, excluded_words(model.word_map, decoded.scores.device), -torch.inf)
     log_p = scores.log_softmax(dim=1).gather(1, decoded.targets.unsqueeze(1)).squeeze(1)

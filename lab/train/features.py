@@ -42,11 +42,15 @@ def code_of_encoder(encoder):
     """The code: the same layers and weights can be put together in other ways."""
     kinds = {kind for module in encoder.stages.modules() for kind in type(module).__mro__
              if kind is not object and kind.__module__.partition('.')[0] not in LIBRARIES}
-    functions = (value for kind in kinds for value in vars(kind).values() if inspect.isfunction(value))
-    return class_source(Encoder) + ''.join(sorted(
-        f'{one.co_qualname} {one.co_code.hex()} {one.co_names} '
-        f'{[value for value in one.co_consts[1:] if not inspect.iscode(value)]}'  # 0: docstring
-        for one in (function.__code__ for function in functions)))
+    functions = [value for kind in kinds for value in vars(kind).values() if inspect.isfunction(value)]
+    return class_source(Encoder) + ''.join(sorted(map(source_of_function, functions)))
+
+
+def source_of_function(function):
+    try:
+        return inspect.getsource(function)
+    except OSError:  # typed into a console
+        return function.__code__.co_code.hex()
 
 
 def file_of(encoder, dataset, grid, mirrored=False):

@@ -84,9 +84,9 @@ class CaptionModel(nn.Module):
     def forward(self, batch, teacher_forcing=1.0, encoder_out=None):
         """Teacher forcing on a batch; each picture goes through the encoder once.
 
-        :param batch: ``datasets.Batch``
+        :param batch: ``batches.Batch``
         :param teacher_forcing: below 1 for scheduled sampling, which a ``lab.more.decoder.Decoder`` has
-        :param encoder_out: the batch's pictures, where they are encoded already
+        :param encoder_out: (pictures, h, w, encoder_dim), if they are encoded already
         :return: :class:`Decoded`
         :raises ValueError: the decoder returns too few or too many things
         """

@@ -71,8 +71,8 @@ def test_the_maps_lie_over_the_picture():
     alphas = torch.tensor([[[0, 0], [1, 0]], [[0, .6], [.4, 0]]])
     (first, title), (second, _) = app.attention_maps(picture, dict(caption=['a', 'star'], alphas=alphas))
     assert title == 'a 100%' and first.shape == picture.shape
-    assert first[[20, 20, 300, 300], [20, 220, 20, 220], 0].tolist() == pytest.approx([50, 50, 200, 50], abs=2)
-    assert second[20, 220, 0] == 200 > second[300, 20, 0] > 100
+    assert (first[300, 20] == 200).all() and (first[20, 20] == 50).all() and (first[300, 220] == 50).all()
+    assert (second[20, 220] == 200).all() and 100 < second[300, 20, 0] < 200
     assert app.attention_maps(picture, dict(caption=['a'], alphas=None)) == []
 
 

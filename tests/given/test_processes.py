@@ -122,7 +122,8 @@ def test_two_processes_do_what_one_does_with_the_whole_batch(equal_cfg, settings
     assert_alike(history, expected)
     for name, value in weights.items():
         if not name.endswith('attention.att.bias'):  # softmax takes it out again: its gradient is rounding
-            torch.testing.assert_close(value, weights_of_one[name], rtol=1e-2, atol=1e-3, msg=name)
+            one = weights_of_one[name]
+            assert (value - one).abs().max() < 5e-3 * one.abs().max() + 1e-3, name
 
 
 @pytest.mark.parametrize(('first', 'then'), [(2, 1), (1, 2)])

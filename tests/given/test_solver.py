@@ -71,7 +71,7 @@ def assert_same_training(one, other):
 
 def test_defaults_are_filled_in_and_the_device_decided():
     cfg = check_settings({'epochs': 3, 'data_folder': Path('a')})
-    assert set(cfg) == set(DEFAULTS) and len(cfg) <= 42
+    assert set(cfg) == set(DEFAULTS)
     assert cfg['epochs'] == 3 and cfg['batch_size'] == DEFAULTS['batch_size'] and cfg['data_folder'] == 'a'
     assert cfg['device'] == ('cuda' if torch.cuda.is_available() else 'cpu') and cfg['monitor'] == 'greedy_bleu4'
 
@@ -596,19 +596,31 @@ def test_optimizer_of_ones_own_has_a_group_for_each_part_and_all_are_clipped(tin
         assert steps[part, None] > 5e-3 and steps[part, 1e-3] == pytest.approx(1e-3, rel=1e-2)
 
 
-@pytest.mark.parametrize('setting', ['embed_dropout', 'feature_dropout'])
-def test_dropout_on_what_goes_in_is_for_training_only(tiny_cfg, setting):
-    run = set_up({**tiny_cfg, setting: 0.4, 'dropout': 0.0})
-    batch = batches.collate(run.train_data, torch.arange(0, 120, 5))
+@pytest.mark.parametrize(('setting', 'how'), [
+    ('embed_dropout', {}), ('embed_dropout', {'fast': False}), ('feature_dropout', {}),
+    ('feature_dropout', {'cache_features': False}), ('feature_dropout', {'fine_tune_encoder': True})])
+def test_dropout_on_what_goes_in_is_for_training_only(tiny_cfg, setting, how):
+    """Entries of word vectors; channels of whole pictures. What stays grows."""
+    run = set_up({**tiny_cfg, setting: 0.25, 'dropout': 0.0, **how})
+    batch = batches.collate(run.train_data, torch.arange(120))
 
-    def zeros():
+    @torch.no_grad()
+    def values():
         if setting == 'embed_dropout':
-            return (run.model.decoder.embedding(batch.captions) == 0).double().mean().item()
-        return (run.model.encode(batch.images) == 0).flatten(1, 2).all(dim=1).double().mean().item()
+            return run.model.decoder.embedding(batch.captions)
+        return run.model.encode(batch.images)
 
-    usual = run.model.eval() and zeros()
+    run.model.eval()
+    whole = values()
+    assert torch.equal(values(), whole)
     run.model.train()
-    assert usual + 0.2 < zeros() < usual + 0.5
+    gone = []
+    for _ in range(10):
+        found = values()
+        off = (found == 0) if setting == 'embed_dropout' else (found == 0).all(dim=2).all(dim=1)[:, None, None]
+        torch.testing.assert_close(found, torch.where(off, 0.0, whole / 0.75))
+        gone.append((off & (whole != 0)).sum() / (whole != 0).sum())
+    assert torch.stack(gone).mean().item() == pytest.approx(0.25, abs=0.02)
 
 
 @pytest.mark.parametrize('attention', KINDS)
@@ -689,11 +701,11 @@ def test_own_encoder_is_trained_saved_and_loaded(tiny_cfg):
 @pytest.mark.parametrize('cosine', [False, True])
 def test_a_second_phase_trains_blocks_2_to_4_and_may_be_stopped(trained, tmp_path, cosine):
     """It starts where the first ended; in two parts it is the same to the last bit, both groups with their rates."""
-    cfg, frozen = trained(False)
-    second = {**cfg, 'start_from': str(files_of(cfg)[1]), 'fine_tune_encoder': True, 'epochs': 2, 'encoder_lr': 1e-3,
-              'decoder_lr': 2e-3, 'cosine': cosine, 'output_folder': str(tmp_path / 'whole')}
+    cfg, frozen = trained(True)
+    second = {**cfg, 'dropout': 0.0, 'start_from': str(files_of(cfg)[1]), 'fine_tune_encoder': True, 'epochs': 2,
+              'encoder_lr': 1e-3, 'cosine': cosine, 'output_folder': str(tmp_path / 'whole')}
     history = train(second)
-    assert history[0]['train_loss'] < frozen[0]['train_loss'] - 0.03
+    assert history[0]['train_loss'] < frozen[0]['train_loss'] * 0.98
     tuned, first = load_model(files_of(second)[0], 'cpu'), load_model(files_of(cfg)[0], 'cpu')
     assert tuned.tuned and not first.tuned
     for one, other, stride in zip(tuned.encoder.stages, first.encoder.stages, first.encoder.strides, strict=True):
@@ -709,7 +721,7 @@ def test_a_second_phase_trains_blocks_2_to_4_and_may_be_stopped(trained, tmp_pat
     stopped = read_checkpoint(files_of(parts)[0])
     factor = 0.5 if cosine else 1
     assert [group['lr'] for group in stopped['optimizer']['param_groups']] == pytest.approx(
-        [2e-3 * factor, 1e-3 * factor])
+        [5e-3 * factor, 1e-3 * factor])
     train({**parts, 'start_from': None, 'checkpoint': str(files_of(parts)[0])})
     one, other = read_checkpoint(files_of(second)[0]), read_checkpoint(files_of(parts)[0])
     for key in ('decoder', 'encoder', 'optimizer', 'fingerprints', 'random_states'):
