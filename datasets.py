@@ -32,7 +32,8 @@ class CaptionDataset(Dataset):
     :param transform: applied to the uint8 image, if given
     :param features: files of ``features.encode_images`` to read instead of the images: of the images and, for
         ``flip``, of the mirrored ones
-    :raises ValueError: another split, files that are cut, that another program wrote, or that do not belong together
+    :raises ValueError: another split, one without pictures, files that are cut, that another program wrote, or that
+        do not belong together
     :raises FileNotFoundError: files that are not there
     """
 
@@ -60,6 +61,9 @@ class CaptionDataset(Dataset):
         if not belong_together(captions, caplens, self.references, load_word_map(folder, data_name)):
             raise ValueError(f'the files of {data_name} in {folder} come from different runs of create_input_files: '
                              'delete them and run it again')
+        if not captions:
+            raise ValueError(f"{self.images_path} has no pictures: give some of them the split '{split.lower()}' in "
+                             'the JSON file, and run create_input_files again')
         self.captions = torch.tensor(captions, dtype=torch.long)
         self.caplens = torch.tensor(caplens, dtype=torch.long).unsqueeze(1)
         self.features = features

@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from datasets import CaptionDataset
@@ -27,8 +26,8 @@ from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, save_checkpoint
 from lab.train.devices import accelerator_for, averages, log, own_device, progress_bar
-from lab.train.inputs import caption_dataset
-from lab.train.model import CaptionModel, build_model, check_decoder, decoder_name
+from lab.train.features import caption_dataset
+from lab.train.model import CaptionModel, build_model, decoder_name
 from lab.train.resume import continues, fingerprints, move_aside, resume, start_from
 from lab.train.settings import DEFAULTS, check_settings, in_epoch  # noqa: F401
 from utils import AverageMeter, atomic_path, best_epoch, monitored, topk_accuracy
@@ -133,7 +132,6 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
-    check_decoder(model.decoder, cfg)
     if cfg['start_from']:
         start_from(model, cfg['start_from'])
     elif cfg['fine_tune_encoder'] and not cfg['checkpoint']:
@@ -299,12 +297,8 @@ def validate(run):
         losses.update(loss_of(loss, decoded, batch), words)
         cross_entropy.update(nn.functional.cross_entropy(decoded.scores, decoded.targets), words)
         top5.update(topk_accuracy(decoded.scores, decoded.targets, 5), words)
-        rows, lengths = pad_packed_sequence(PackedSequence(decoded.scores.argmax(dim=1), decoded.sizes),
-                                            batch_first=True)
-        captions = [row[:length] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
-        captions = [captions[i] for i in decoded.sort_ind.argsort().tolist()]  # the decoder has sorted the batch
-        forced += gather([model.words(word for word in caption if word not in special) for caption in captions],
-                         use_gather_object=True)
+        forced += gather([model.words(word for word in caption if word not in special)
+                          for caption in decoded.guesses()], use_gather_object=True)
     for batch in bar('greedy captions', batches.pictures_of(dataset)[:, :1], cfg['batch_size']):
         captions = greedy_search(model.decoder, model.encode(batch.images), model.word_map)
         greedy += gather([model.words(caption.words) for caption in captions], use_gather_object=True)

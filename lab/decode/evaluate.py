@@ -26,7 +26,7 @@ from lab.decode.metrics import score_names, scores_of
 from lab.train.batches import loader, pictures_of
 from lab.train.checkpoints import file_digest, load_models
 from lab.train.devices import log, own_device, progress_bar
-from lab.train.inputs import caption_dataset
+from lab.train.features import caption_dataset
 from utils import atomic_path, best_epoch, evaluating, read_json
 
 

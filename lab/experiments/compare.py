@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 import torch
 
-from datasets import content_digest
+from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import load_word_map
 from lab.decode.coco_metrics import coco_scores, write_coco_files
 from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes, save_result
@@ -24,8 +24,7 @@ from lab.more.ensembles import Ensemble, load_ensemble
 from lab.more.self_critical import surrogate_loss
 from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
-from lab.train.inputs import some_captions
-from lab.train.model import build_model, check_decoder, decoder_name
+from lab.train.model import build_model, decoder_name
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest, open_todo
 from solver import check_settings, train
@@ -169,9 +168,8 @@ def try_model(cfg, split):
 
     :return: shapes of the decoder's weights
     """
-    some_captions(cfg['data_folder'], cfg['data_name'], split)
+    CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
     model = build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']))
-    check_decoder(model.decoder, cfg)
     images, numbers = torch.zeros(2, 3, 256, 256, dtype=torch.uint8), torch.arange(2)
     model.decoder.train()
     with torch.no_grad():

@@ -24,7 +24,7 @@ from lab.decode.greedy_search import sample_search
 from lab.more.ensembles import load_ensemble
 from lab.train.checkpoints import file_digest
 from lab.train.devices import progress_bar
-from lab.train.inputs import caption_dataset
+from lab.train.features import caption_dataset
 from lab.train.source import code_digest
 from utils import atomic_path
 

@@ -6,11 +6,9 @@ history, optimizers and random states. It holds no pickled modules and is read w
 
 import hashlib
 import pickle
-import random
 import warnings
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from lab.train.features import encoder_digest
@@ -129,27 +127,15 @@ def restore_model(model, state, path):
 
 
 def random_states():
-    """All random generators' states, as plain values and tensors."""
-    return dict(python=list(random.getstate()), numpy=_plain(np.random.get_state()),
-                torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all())
+    """The states of torch's random generators, which dropout and scheduled sampling draw from."""
+    return dict(torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all())
 
 
 def restore_random_states(states):
-    """Set all random generators to the states of :func:`random_states`."""
-    version, inner, gauss = states['python']
-    random.setstate((version, tuple(inner), gauss))
-    kind, keys, *rest = states['numpy']
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    """Set the generators to the states of :func:`random_states`; those of GPUs only where as many are there."""
     torch.set_rng_state(states['torch'].cpu())
     if len(states['cuda']) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([state.cpu() for state in states['cuda']])
-    elif torch.cuda.is_available():
-        warnings.warn('the checkpoint comes from a machine with other GPUs: dropout will differ', stacklevel=2)
-
-
-def _plain(numpy_state):
-    kind, keys, position, has_gauss, gauss = numpy_state
-    return [kind, keys.tolist(), int(position), int(has_gauss), float(gauss)]
 
 
 def checkpoint_paths(cfg):

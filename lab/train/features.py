@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from accelerate import PartialState
 
+from datasets import CaptionDataset
 from lab.train.devices import progress_bar
 from lab.train.source import class_source
 from models import Encoder
@@ -65,6 +66,20 @@ def file_of(encoder, dataset, grid, mirrored=False):
     name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', dataset.images_path.stem.partition('_IMAGES_')[2])
     return dataset.images_path.with_name(
         f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{name}_{digest.hexdigest()[:16]}.npy")
+
+
+def caption_dataset(model, split, data_folder=None, data_name=None):
+    """The ``CaptionDataset`` of a split, with the encoder's features in place of images if it is frozen.
+
+    :param model: ``model.CaptionModel``
+    :param data_folder, data_name: another data set than that of the training
+    """
+    cfg = model.settings
+    dataset = CaptionDataset(data_folder or cfg['data_folder'], data_name or cfg['data_name'], split)
+    if cfg['cache_features'] and not cfg['fine_tune_encoder']:
+        dataset.features = [encode_images(model.encoder, dataset, cfg['device'], mirrored, cfg['output_folder'])
+                            for mirrored in ([False, True] if cfg['flip'] and split == 'TRAIN' else [False])]
+    return dataset
 
 
 def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=None, batch_size=32):

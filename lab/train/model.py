@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from lab.train import fast
 from lab.train.source import ROOT, edited, source_of
@@ -35,6 +35,12 @@ class Decoded(NamedTuple):
         """(words, 2) long: the caption of each row of ``scores``, by its place in the batch, and its step from 0 on."""
         captions = torch.cat([self.sort_ind[:size] for size in self.sizes.tolist()]).cpu()
         return torch.stack([captions, torch.arange(len(self.sizes)).repeat_interleave(self.sizes)], dim=1)
+
+    def guesses(self):
+        """For each caption, in the order of the batch, a list of the most probable word at each step."""
+        rows, lengths = pad_packed_sequence(PackedSequence(self.scores.argmax(dim=1), self.sizes), batch_first=True)
+        rows = [row[:length] for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
+        return [rows[i] for i in self.sort_ind.argsort().tolist()]
 
 
 class CaptionModel(nn.Module):
@@ -152,26 +158,17 @@ def find_decoder(cfg):
     # only a file of this lab, since a checkpoint may come from anyone
     file = f"{module.replace('.', '/')}.py"
     if not (all(map(str.isidentifier, module.split('.'))) and (ROOT / file).exists()):
-        missing = f'and there is no file {file} beside models.py' if module else "the file's name before a dot"
-        raise ValueError(f'{wrong}, {missing}')
+        raise ValueError(f'{wrong}, and there is no file {file} beside models.py')
     decoder = getattr(importlib.import_module(module), name, None)
     source_of(module)
-    if not inspect.isclass(decoder):
+    if decoder is None:
         raise ValueError(f'{wrong}, and {file} has no class {name}')
     missing = [method for method in ('forward', 'start', 'step')
                if getattr(decoder, method, None) is getattr(nn.Module, method, None)]
-    if not issubclass(decoder, nn.Module) or missing:
+    if missing:
         raise ValueError(f'{module}.{name} must be an nn.Module with forward, start and step, as the decoders in '
-                         f'models.py are' + f'; it has no {" and no ".join(missing)}' * bool(missing))
+                         f'models.py are; it has no {" and no ".join(missing)}')
     return decoder
-
-
-def check_decoder(decoder, cfg):
-    """:raises ValueError: scheduled sampling is set, and this decoder does not have it"""
-    if cfg['teacher_forcing'] != 1 and 'teacher_forcing' not in inspect.signature(decoder.forward).parameters:
-        raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {type(decoder).__name__} is "
-                         'always fed the true words: leave it at 1.0, or take a decoder made from '
-                         'lab.more.decoder.Decoder')
 
 
 def build_model(cfg, word_map, encoder=None):
@@ -183,7 +180,8 @@ def build_model(cfg, word_map, encoder=None):
     :return: :class:`CaptionModel`
     :raises ValueError: ``cfg['decoder']`` cannot be found, or as of ``models.Encoder``
     """
-    encoder = build_encoder(cfg, encoder)
+    encoder = Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'],
+                      cfg['encoder_weights'], cfg['encoder_stride'])
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
     if files := edited(cfg.get('decoder')):
         print(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
@@ -191,26 +189,19 @@ def build_model(cfg, word_map, encoder=None):
     return CaptionModel(encoder, decoder, word_map, cfg).to(cfg['device'])
 
 
-def build_encoder(cfg, encoder=None):
-    """
-    :param encoder: a module of your own in place of ``cfg['encoder']``
-    :return: ``models.Encoder``, (n, 3, H, W) pixels to (n, h, w, encoder_dim)
-    :raises ValueError: as of ``models.Encoder``
-    """
-    return Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'], cfg['encoder_weights'],
-                   cfg['encoder_stride'])
-
-
 def build_decoder(cfg, vocab_size, encoder_dim):
     """A decoder gets those sizes that its ``__init__`` names (all of them if it has ``**kwargs``) and its options.
 
     :param encoder_dim: channels of the encoder's grid
     :return: a decoder of the class that the settings name, with scores (..., vocab_size)
-    :raises ValueError: the class cannot be found
+    :raises ValueError: the class cannot be found, or it lacks the scheduled sampling that the settings ask for
     """
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
+    if cfg['teacher_forcing'] != 1 and 'teacher_forcing' not in inspect.signature(kind.forward).parameters:
+        raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
+                         'the true words: leave it at 1.0, or take a decoder made from lab.more.decoder.Decoder')
     taken = inspect.signature(kind.__init__).parameters
     if all(parameter.kind != parameter.VAR_KEYWORD for parameter in taken.values()):
         sizes = {name: size for name, size in sizes.items() if name in taken}

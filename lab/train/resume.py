@@ -30,13 +30,9 @@ def start_from(model, path):
         raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
                          'starts, was trained without: give the file to that training, or leave the setting out here')
     restore_model(model, state, path)
-    before = state['settings']['decoder_options']
-    if before != cfg['decoder_options']:
-        log(f"{path} was trained with decoder_options={before}; from here on they are "
-                        f"{cfg['decoder_options']}.")
     last = state['history'][-1]
     log(f"Starting from the weights of {path}: greedy BLEU-4 {last['val_greedy_bleu4']:.3f}, CIDEr "
-                    f"{last['val_greedy_cider']:.3f} on validation.")
+        f"{last['val_greedy_cider']:.3f} on validation.")
 
 
 def check_fits(model, state, path):
@@ -76,9 +72,6 @@ def resume(model, optimizer, path):
     restore_random_states(state['random_states'])
     log(f"Going on after epoch {len(model.history)} of {path}, best {cfg['monitor']} "
         f"{abs(monitored(best_epoch(model.history))):.3f}.")
-    if cfg['cosine'] and before['cosine'] and cfg['epochs'] != before['epochs']:
-        log(f"The cosine was drawn over {before['epochs']} epochs and is over {cfg['epochs']} now: the learning rate "
-            'makes a jump. Better set the number of epochs at the start.')
     return state
 
 

@@ -12,7 +12,7 @@ import torch
 from lab.data.vocabulary import load_word_map
 from lab.train.checkpoints import checkpoint_paths, load_model, load_models, read_checkpoint, save_checkpoint
 from lab.train.devices import accelerator_for
-from lab.train.inputs import caption_dataset
+from lab.train.features import caption_dataset
 from solver import Run, check_settings, make_optimizer, make_scheduler, validate
 
 

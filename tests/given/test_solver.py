@@ -5,7 +5,6 @@ import copy
 import json
 import math
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -28,7 +27,7 @@ from lab.decode.metrics import METRICS, bleu
 from lab.train import batches, model
 from lab.train.checkpoints import checkpoint_paths, load_model, load_models, read_checkpoint
 from lab.train.devices import accelerator_for
-from lab.train.inputs import caption_dataset
+from lab.train.features import caption_dataset
 from lab.train.model import CaptionModel, true_words
 from solver import DEFAULTS, Run, caption_loss, check_settings, set_up, train, train_epoch, validate
 from utils import best_epoch, topk_accuracy
@@ -397,7 +396,7 @@ def test_two_and_two_epochs_are_four(trained, tmp_path, attention):
     cfg, history = trained(attention)
     again = {**cfg, 'output_folder': str(tmp_path)}
     train({**again, 'epochs': 2})
-    random.seed(99), np.random.seed(99), torch.manual_seed(99)
+    torch.manual_seed(99)
     parts = train({**again, 'checkpoint': str(files_of(again)[0])})
     assert without_seconds(parts) == without_seconds(history)
     for one, other in zip(files_of(cfg), files_of(again), strict=True):
@@ -560,7 +559,7 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, optio
 @pytest.mark.parametrize(('decoder', 'error', 'hint'), [
     ('Mine', ValueError, 'my_decoder.MyDecoder'), ('os.path', ValueError, 'os.py'),
     ('../my_decoder.Mine', ValueError, 'no file'), ('my_decoder.Other', ValueError, 'class Other'),
-    ('my_decoder.function', ValueError, 'class function'), ('my_decoder.Silent', ValueError, 'forward.*step'),
+    ('my_decoder.function', ValueError, 'nn.Module'), ('my_decoder.Silent', ValueError, 'forward.*step'),
     ('my_decoder.Blind', ValueError, '3 things.*alphas'), ('my_decoder.Stuck', LookupError, 'a mistake in step')])
 def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, tiny_cfg, decoder, error, hint):
     with pytest.raises(error, match=hint):
