@@ -80,8 +80,9 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     :param encoder: a module of your own from (n, 3, H, W) to (n, channels, h, w); ``cfg['encoder']`` is ignored
     :param loss: a loss of your own in place of :func:`caption_loss`, in training and in validation:
         ``loss(scores, targets, alphas)`` gives the mean per word, a 0-dim tensor. One with a parameter ``positions``
-        also gets (words, 2) long: for each word the number of its caption in the data set, and its place there. The
-        settings ``alpha_c`` and ``label_smoothing`` belong to ``caption_loss`` and have no effect on yours
+        also gets (words, 2) long: for each word the number of its caption in the data set, and its place in the
+        caption, 0 for the first word after <start>. The settings ``alpha_c`` and ``label_smoothing`` belong to
+        ``caption_loss`` and have no effect on yours
     :param optimizer: a function of your own from groups of parameters to an optimizer, see :func:`make_optimizer`:
         ``lambda groups: torch.optim.SGD(groups, momentum=0.9)``
     :return: history, a list with a dict per epoch
@@ -310,10 +311,12 @@ def validate(run):
 
 
 def log_epoch(scores):
-    """Print an entry of the history."""
-    log(f" * LOSS - {scores['val_loss']:.3f}, TOP-5 ACCURACY - {scores['val_top5']:.3f}, "
-        f"BLEU-4 - {scores['val_bleu4']:.3f}, GREEDY BLEU-4 - {scores['val_greedy_bleu4']:.3f}, "
-        f"CIDER - {scores['val_greedy_cider']:.3f}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
+    """Print an entry of the history: these scores, and the one that decides if it is another."""
+    printed = dict(loss='LOSS', top5='TOP-5 ACCURACY', bleu4='BLEU-4', greedy_bleu4='GREEDY BLEU-4',
+                   greedy_cider='CIDER')
+    printed.setdefault(scores['monitor'], scores['monitor'].upper())
+    values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
+    log(f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
 
 
 def save(run):

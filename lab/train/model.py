@@ -199,7 +199,7 @@ def build_decoder(cfg, vocab_size, encoder_dim):
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
                  vocab_size=vocab_size, encoder_dim=encoder_dim, dropout=cfg['dropout'])
     kind = find_decoder(cfg)
-    if cfg['teacher_forcing'] != 1 and 'teacher_forcing' not in inspect.signature(kind.forward).parameters:
+    if cfg.get('teacher_forcing', 1) != 1 and 'teacher_forcing' not in inspect.signature(kind.forward).parameters:
         raise ValueError(f"setting 'teacher_forcing' is {cfg['teacher_forcing']!r}, but {kind.__name__} is always fed "
                          'the true words: leave it at 1.0, or take a decoder made from lab.more.decoder.Decoder')
     taken = inspect.signature(kind.__init__).parameters

@@ -62,6 +62,10 @@ def resume(model, optimizer, path):
         if cfg[name] != before[name]:
             raise ValueError(f'{path} was trained with {name}={before[name]!r}, and the settings say {cfg[name]!r}: '
                              'set it as it was, or begin a second training by start_from')
+    options, before_options = ({*group} - {'initial_lr'} for group in (
+        optimizer.param_groups[0], state['optimizer']['param_groups'][0]))
+    if options != before_options:
+        raise ValueError(f'{path} was trained with another optimizer: pass that one as optimizer=...')
     restore_model(model, state, path)
     optimizer.load_state_dict(state['optimizer'])
     for group in optimizer.param_groups:

@@ -31,7 +31,7 @@ class Settings:
     device: str | None = None           # 'cuda', 'cpu', ...; None takes the GPU if there is one
     epochs: int = 120                   # at most
     batch_size: int = 32                # captions
-    encoder_lr: float = 1e-4            # learning rates of Adam
+    encoder_lr: float = 1e-4            # learning rates of the optimizer (Adam)
     decoder_lr: float = 4e-4
     cosine: bool = False                # let the rates fall to 0 over the epochs along a cosine (Loshchilov 2017)
     grad_clip: float | None = 5.0       # each gradient entry is clipped to +- this

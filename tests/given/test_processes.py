@@ -3,11 +3,9 @@
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import runpy
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import PartialState
-from torch.multiprocessing.spawn import ProcessException, start_processes
+from accelerate import debug_launcher
 
 import solver
 from datasets import CaptionDataset
@@ -31,33 +28,20 @@ LAUNCHERS = {
 
 
 def run_in_processes(count, function, *arguments):
-    """Run a function in processes that a server forks, which has loaded the lab; torchrun takes seconds to start them.
+    """Run a function in processes that accelerate forks; torchrun takes seconds to start them.
 
     :return: what it returns, and what it prints: two tuples, by the number of the process
-    :raises RuntimeError: it raises an error, which this one quotes, or there is no end
     """
-    with socket.create_server(('127.0.0.1', 0)) as free:
-        port = free.getsockname()[1]
-    multiprocessing.set_forkserver_preload(['solver', 'torch._dynamo'])  # the latter takes longest
     with tempfile.TemporaryDirectory() as folder:
-        running = start_processes(one_process, (count, port, folder, function, arguments), count, join=False,
-                                  daemon=True, start_method='forkserver')
-        try:
-            ended = [running.join(timeout=300) for _ in range(count)][-1]
-        except ProcessException as error:
-            raise RuntimeError(str(error)) from error
-        if not ended:
-            raise RuntimeError('the processes wait for one another')
+        debug_launcher(one_process, (folder, function, arguments), count)
         return zip(*(torch.load(f'{folder}/{rank}', weights_only=False) for rank in range(count)), strict=True)
 
 
-def one_process(rank, count, port, folder, function, arguments):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), LOCAL_WORLD_SIZE=str(count),
-                      MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+def one_process(folder, function, arguments):
+    os.environ['LOCAL_RANK'] = str(torch.distributed.get_rank())  # as torchrun says it
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         result = function(*arguments)
-    torch.save((result, printed.getvalue()), f'{folder}/{rank}')
-    PartialState().destroy_process_group()
+    torch.save((result, printed.getvalue()), f'{folder}/{torch.distributed.get_rank()}')
 
 
 def training(cfg):
@@ -65,7 +49,7 @@ def training(cfg):
 
     :return: history, weights, path of the latest checkpoint, names of the files
     """
-    folder, runs, real = Path(cfg['output_folder'], os.environ.get('RANK', '0')), [], solver.set_up
+    folder, runs, real = Path(cfg['output_folder'], os.environ.get('LOCAL_RANK', '0')), [], solver.set_up
     cfg = {**DEFAULTS, **cfg, 'output_folder': str(folder)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solver, 'set_up', lambda *options: runs.append(real(*options)) or runs[-1])

@@ -494,6 +494,8 @@ def test_resume_refuses_what_does_not_fit(trained, tiny_data, tmp_path):
             (dict(data_folder=str(tmp_path), data_name=name), 'vocabulary')):
         with pytest.raises(ValueError, match=hint):
             train({**again, **change})
+    with pytest.raises(ValueError, match='optimizer'):
+        train(again, optimizer=torch.optim.SGD)
     assert load_model(old, 'cpu').history  # it still captions
 
 
@@ -571,7 +573,7 @@ def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, 
 
 
 @pytest.mark.parametrize('changes', [dict(cache_features=False, flip=True), dict(fine_tune_encoder=True, flip=True),
-                                     dict(flip=True), dict(bf16=True), dict(embed_dropout=0.2, feature_dropout=0.2)],
+                                     dict(flip=True), dict(embed_dropout=0.2, feature_dropout=0.2)],
                          ids=str)
 def test_every_way_to_train(tiny_cfg, changes):
     history = train({**tiny_cfg, **changes})
@@ -670,18 +672,6 @@ class Own(nn.Module):
 
     def forward(self, images):
         return self.patches(images).relu()
-
-
-def test_features_are_what_the_encoder_gives_mirrored_or_not(tiny_cfg):
-    """But for half precision."""
-    cached, pixels = (set_up({**tiny_cfg, 'flip': True, 'cache_features': cache}) for cache in (True, False))
-    numbers, seen = torch.arange(0, 120, 3), []
-    for mirrored in (False, True):
-        one, other = (run.model.encode(batches.collate(run.train_data, numbers, mirrored).images)
-                      for run in (cached, pixels))
-        assert torch.allclose(one, other, rtol=1e-3, atol=1e-3)
-        seen.append(one)
-    assert not torch.allclose(*seen, rtol=1e-1)
 
 
 def test_own_encoder_is_trained_saved_and_loaded(tiny_cfg):
