@@ -1,4 +1,4 @@
-"""Sheets of pictures with what was said of them."""
+"""Sheets of pictures with their captions."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lab.figures.style import WIDTH, drawable
 def load_images(path, numbers):
     """
     :return: list of (H, W, 3) uint8 pictures of an IMAGES file of ``create_input_files``
-    :raises ValueError: a number that is none of its pictures'
+    :raises ValueError: a number of no picture in this file
     :raises FileNotFoundError: no such file
     """
     path = Path(path).expanduser()
@@ -56,7 +56,7 @@ def plot_sheet(rows, columns=3):
 
 
 def plot_side_by_side(images, texts):
-    """A row per picture: the picture, and beside it what was said of it.
+    """A row per picture: the picture, and beside it its captions.
 
     :param images: list of (H, W, 3) uint8
     :param texts: list of str, one per image; long lines are broken
