@@ -6,15 +6,12 @@ sampling. Its captions that are most similar to people's replace most of these, 
 cross-entropy.
 This is the paper's sequence-level interpolation (sec. 3.3), with CIDEr-D as similarity in place of BLEU.
 
-    python -m lab.experiments.distillation captions.json runs/a/BEST_checkpoint_Attention.pth.tar \
-        runs/b/BEST_checkpoint_Attention.pth.tar
-    python -m lab.experiments.train ... captions=captions.json output_folder=runs/c \
-        start_from=runs/a/BEST_checkpoint_Attention.pth.tar
+>>> teachers = ['runs/a/BEST_checkpoint_Attention.pth.tar', 'runs/b/BEST_checkpoint_Attention.pth.tar']
+>>> distill('captions.json', teachers)
+>>> train(dict(..., captions='captions.json', start_from=teachers[0], output_folder='runs/c'))
 """
 
-import argparse
 import json
-import sys
 
 import numpy as np
 import torch
@@ -80,26 +77,3 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
 def provenance(teachers):
     """Fingerprints of the teachers' checkpoints and of the code: where captions come from."""
     return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest(tests=True))
-
-
-def main():
-    parser = argparse.ArgumentParser(description="A teacher's captions of the training pictures, to learn from.")
-    parser.add_argument('captions', help="JSON file to write, for the setting 'captions'")
-    parser.add_argument('teachers', nargs='+', help='checkpoints that caption together')
-    parser.add_argument('--people', type=int, default=2, metavar='N',
-                        help="people's captions that stay, per picture; default: %(default)s")
-    parser.add_argument('--beam-size', type=int, default=5)
-    parser.add_argument('--samples', type=int, default=10, help='captions sampled per picture; default: %(default)s')
-    parser.add_argument('--temperature', type=float, default=0.5, help='default: %(default)s')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    args = vars(parser.parse_args())
-    path = args.pop('captions')
-    print(f'{path}: captions with a mean CIDEr-D of {distill(path, **args):.2f}')
-
-
-if __name__ == '__main__':
-    try:
-        main()
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f'{error}')

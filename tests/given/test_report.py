@@ -91,9 +91,7 @@ def test_what_else_may_lack(tmp_path):
     assert '.pth.tar' in contents.settings_table(tmp_path / 'a').data
     run, = contents.read_runs(tmp_path / 'a')
     assert run['name'] == 'soft attention' and run['settings'] is None and len(run['seeds'][0]['history']) == 1
-    (tmp_path / 'val_comparison.json').write_text('[]')
-    for folders, hint in ((tmp_path, "split = 'TEST'"), ([], 'improvement')):
-        assert hint in contents.scores_compared(folders).data
+    assert 'improvement' in contents.scores_compared([]).data
 
 
 def test_what_is_open():
@@ -112,9 +110,6 @@ def test_what_is_open():
         cell.source = cell.source.replace('*Your text*', 'Done.').replace('*Name, student number, date*', 'Ada')
     code.outputs = []
     assert render.still_open(notebook) == []
-    texts[0].source = '![a](https://b.org/c.png) ![d](e.png) <img width="9" src="f.png"> ![g](attachment:h.png)'
-    assert [re.search(r'\S+\.png', said)[0] for said in render.still_open(notebook)] == [
-        'https://b.org/c.png', 'e.png', 'f.png']
 
 
 def test_own_pictures_and_formulas_are_in_the_page(tmp_path):
