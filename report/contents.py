@@ -65,7 +65,7 @@ def read_runs(folders):
         raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
     runs, ends = [], {folder.name for folder in folders}
     for folder in folders:
-        found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)
+        found = saved_runs(folder)
         if not found:
             raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`; or '
                           "`compare.ipynb` with `split = 'TEST'`")
@@ -76,26 +76,24 @@ def read_runs(folders):
     return runs
 
 
-def tested_runs(folder):
-    """Runs of a folder that ``test.ipynb`` has tested."""
+def saved_runs(folder):
+    """The runs of one folder: those of ``compare.ipynb``, or the decoders that ``test.ipynb`` has tested."""
+    if (folder / 'comparison.json').exists():
+        return [run | dict(settings=settings_in(folder / folder_name(run['name']), 'seed_*/BEST_checkpoint_*.pth.tar'))
+                for run in read_json(folder / 'comparison.json', AGAIN)]
     runs = []
     for name, history in read_histories(folder).items():
         path = folder / f'test_{name}.json'
         if path.exists():
-            checkpoint = folder / f'BEST_checkpoint_{name}.pth.tar'
-            settings = read_checkpoint(checkpoint)['settings'] if checkpoint.exists() else None
-            result = read_json(path, AGAIN) | dict(history=history)
-            runs.append(dict(name=label(name), settings=settings, seeds=[result]))
+            runs.append(dict(name=label(name), settings=settings_in(folder, f'BEST_checkpoint_{name}.pth.tar'),
+                             seeds=[read_json(path, AGAIN) | dict(history=history)]))
     return runs
 
 
-def compared_runs(folder):
-    """Runs of a folder that ``compare.ipynb`` saved; their settings are those of the first seed."""
-    runs = []
-    for result in read_json(folder / 'comparison.json', AGAIN):
-        checkpoints = sorted((folder / folder_name(result['name'])).glob('seed_*/BEST_checkpoint_*.pth.tar'))
-        runs.append(result | dict(settings=read_checkpoint(checkpoints[0])['settings'] if checkpoints else None))
-    return runs
+def settings_in(folder, pattern):
+    """Settings of a folder's first checkpoint whose name has this pattern, or None."""
+    checkpoints = sorted(folder.glob(pattern))
+    return read_checkpoint(checkpoints[0])['settings'] if checkpoints else None
 
 
 # --- How it is shown ---

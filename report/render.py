@@ -1,10 +1,9 @@
 """Run the report notebook and make one page of it, and a PDF where there is a browser: ``python report/render.py``.
 
 Figures are part of the page and formulas become MathML, so ``report.html`` opens anywhere, without the internet. The
-last lines say what is still open; with ``--check`` nothing is written but these.
+last lines say what is still open.
 """
 
-import argparse
 import copy
 import html
 import os
@@ -158,25 +157,18 @@ def still_open(notebook):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--run-folder', help='folder with the files of the runs, relative to report/')
-    parser.add_argument('--check', action='store_true', help='only say what is still open, and write nothing')
-    arguments = parser.parse_args()
     page, pdf = HERE / 'report.html', HERE / 'report.pdf'
     try:
-        notebook = run_notebook(HERE / 'report.ipynb',
-                                **(dict(run_folder=arguments.run_folder) if arguments.run_folder else {}))
-        if not arguments.check:
-            write_page(notebook, page)
-            print(page)
-            print(pdf if write_pdf(page, pdf) else NO_PDF)
+        notebook = run_notebook(HERE / 'report.ipynb')
+        write_page(notebook, page)
     except PapermillExecutionError as error:
         sys.exit(f'error: {error.ename}: {error.evalue}')
     except ValueError as error:
         sys.exit(f'error: {error}')
+    print(page)
+    print(pdf if write_pdf(page, pdf) else NO_PDF)
     sentences = still_open(notebook)
     print('Before you hand in:' if sentences else 'Nothing is open: it can be handed in.', *sentences, sep='\n- ')
-    sys.exit(bool(sentences) if arguments.check else 0)
 
 
 if __name__ == '__main__':

@@ -115,8 +115,9 @@ def test_what_is_open():
 def test_own_pictures_and_formulas_are_in_the_page(tmp_path):
     (tmp_path / 'mine.png').write_bytes(b'PNG')
     cell = nbformat.v4.new_markdown_cell(r'![mine](mine.png) $x_t$: $$\alpha_t = \mathrm{softmax}(e_t)$$ `$y$`')
-    page = page_of(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
-    assert 'src="data:image/png;base64,UE5H"' in page
+    guide = nbformat.v4.new_markdown_cell('How to write this', metadata=dict(tags=['guide']))
+    page = page_of(nbformat.v4.new_notebook(cells=[guide, cell]), tmp_path)
+    assert 'How to write' not in page and 'src="data:image/png;base64,UE5H"' in page
     maths = BeautifulSoup(page, 'html.parser').find_all('math')
     assert [math.text for math in maths] == ['xt', 'αt=softmax(et)'] and page.count('$') == 2
     for formula in (r'$\frac{a}{$', r'$\sum_i {\{a_i\}$', '$a^$'):
