@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lab.experiments.compare import all_scores, folder_name, score_table  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
-from lab.train.settings import plain  # noqa: E402
-from solver import DEFAULTS  # noqa: E402
+from lab.train.settings import check_settings, plain  # noqa: E402
 from utils import as_text, markdown_table, read_json, sentence  # noqa: E402
 
+DEFAULTS = check_settings({})  # with the monitor that None stands for
 NOT_SHOWN = ('device', 'checkpoint', 'output_folder')  # settings that change no result
 NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'  # settings that a decoder does not use
 AGAIN = 'delete it, and run the notebook that made it again'

@@ -217,12 +217,13 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     return read_json(path, AGAIN)
 
 
-def score_cells(seeds, beam, metrics):
-    """A cell per metric at the ``beam``-th beam size: '0.204', or with several seeds '0.204 ± 0.003'."""
-    cells = []
+def score_cells(seeds, beam_size, metrics):
+    """A cell per metric: '0.204', with several seeds '0.204 ± 0.003', or '' where this beam size was not tested."""
+    rows, cells = [row for seed in seeds for row in seed['scores'] if row['beam_size'] == beam_size], []
     for metric in metrics:
-        values = [seed['scores'][beam][metric] for seed in seeds]
-        cells.append(f'{mean(values):.3f}' + (f' ± {stdev(values):.3f}' if len(values) > 1 else ''))
+        values = [row[metric] for row in rows]
+        spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
+        cells.append(f'{mean(values):.3f}{spread}' if values else '')
     return cells
 
 
@@ -251,15 +252,15 @@ def score_table(results, first, metrics, extra, cells):
     :param extra, cells: heading of the column of these cells
     """
     beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
-    middle, rows = len(beams) // 2, []
+    middle, rows = beams[len(beams) // 2], []
     for result, cell in zip(results, cells, strict=True):
         seeds = result['seeds']
         minutes = mean(seed['train_seconds'] for seed in seeds) / 60
         rows.append([result['name'], f"{seeds[0]['parameters']:,}", cell,
-                     *(bleu4 for i in range(len(beams)) for bleu4 in score_cells(seeds, i, ['BLEU-4'])),
+                     *(bleu4 for beam in beams for bleu4 in score_cells(seeds, beam, ['BLEU-4'])),
                      *score_cells(seeds, middle, metrics), f'{minutes:.1f}' if minutes else ''])
     return markdown_table([first, 'parameters', extra, *(f'BLEU-4, beam {beam}' for beam in beams),
-                           *(f'{metric}, beam {beams[middle]}' for metric in metrics), 'minutes'], rows)
+                           *(f'{metric}, beam {middle}' for metric in metrics), 'minutes'], rows)
 
 
 def beam_table(results):
@@ -269,7 +270,7 @@ def beam_table(results):
     """
     metrics = all_scores(results)
     return markdown_table(['decoder', 'beam', *metrics], [
-        ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], i, metrics)]
+        ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], row['beam_size'], metrics)]
         for result in results for i, row in enumerate(result['seeds'][0]['scores'])])
 
 

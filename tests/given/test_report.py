@@ -16,7 +16,7 @@ from lab.figures import bleu_table
 from lab.train.checkpoints import FORMAT
 from lab.train.source import ROOT
 from report import contents, render
-from solver import DEFAULTS
+from solver import check_settings
 
 CELLS = [contents.settings_table, contents.settings_compared, contents.learning_curves, contents.bleu_by_beam,
          contents.bleu_figure, lambda folder: contents.captions(folder, 'test0'),
@@ -30,7 +30,7 @@ def leave_run(folder, name, **settings):
     epoch = dict(epoch=1, val_greedy_bleu4=0.5, val_loss=1.0, train_top5=90.0)
     (folder / f'history_{name}.json').write_text(json.dumps([epoch]))
     (folder / f'test_{name}.json').write_text(json.dumps(dict(model=name)))
-    torch.save(dict(format=FORMAT, settings={**DEFAULTS, **settings}), folder / f'BEST_checkpoint_{name}.pth.tar')
+    torch.save(dict(format=FORMAT, settings=check_settings(settings)), folder / f'BEST_checkpoint_{name}.pth.tar')
 
 
 def rows_of(table):
