@@ -19,7 +19,8 @@ MARKERS = 'osD^vPX<>h'  # in grey these tell the lines apart
 CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
                  'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
 if package := find_spec('mplfonts'):
-    fontManager.addfont(Path(package.origin).with_name('fonts') / 'NotoSansCJKsc-Regular.otf')
+    for path in Path(package.origin).parent.glob('fonts/NotoSansCJK*'):
+        fontManager.addfont(path)
 plt.rcParams.update({
     'font.family': ['sans-serif', *(name for name in CHINESE_FONTS if name in fontManager.get_font_names())],
     'font.size': 8, 'axes.titlesize': 8, 'figure.titlesize': 9, 'legend.fontsize': 7.5,
