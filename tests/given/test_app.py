@@ -73,9 +73,9 @@ def test_the_maps_lie_over_the_picture():
     alphas = torch.tensor([[[0, 0], [1, 0]], [[0, .6], [.4, 0]]])
     column = app.SpokenCaption('mine', picture, dict(caption=['a', 'star'], alphas=alphas))
     column.say(2)
-    assert re.findall('<figcaption>(.*?)<', said(column)) == ['a 100%', 'star 60%']
+    assert re.findall('<figcaption>(.*?)<', text_of(column)) == ['a 100%', 'star 60%']
     first, second = (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)[..., 0]
-                     for data in re.findall('base64,([^"]*)', said(column)))
+                     for data in re.findall('base64,([^"]*)', text_of(column)))
     assert first.shape == (320, 240) and [first[300, 20], first[20, 20]] == pytest.approx([200, 50], abs=5)
     assert second[20, 220] == pytest.approx(200, abs=5) and 100 < second[300, 20] < 190
 
@@ -102,7 +102,7 @@ def choose(form, name, content):
                          last_modified=datetime.now())]
 
 
-def said(form):
+def text_of(form):
     return ' '.join(part.value for part in parts(form, ipywidgets.HTML))
 
 
@@ -122,9 +122,9 @@ def test_the_caption_comes_word_by_word_with_its_maps(form, models, phone_photo)
     for shown in [*range(1, number.max + 1), 1]:
         number.value = shown
         for column, one in zip((plain, attention), found.values(), strict=True):
-            assert f'>{" ".join(one["caption"][:shown])}<' in said(column)
-        titles = re.findall('<figcaption>(.*?) ', said(attention))
-        assert titles == found['Attention']['caption'][:shown] and '<figure' not in said(plain)
+            assert f'>{" ".join(one["caption"][:shown])}<' in text_of(column)
+        titles = re.findall('<figcaption>(.*?) ', text_of(attention))
+        assert titles == found['Attention']['caption'][:shown] and '<figure' not in text_of(plain)
 
 
 def test_model_and_beam_size_are_chosen(form, models, phone_photo):
@@ -132,7 +132,7 @@ def test_model_and_beam_size_are_chosen(form, models, phone_photo):
     for beam_size in (3, 1):
         parts(form, ipywidgets.IntSlider)[0].value = beam_size
         column, = parts(form, app.SpokenCaption)
-        assert 'plain LSTM' in said(column)
+        assert 'plain LSTM' in text_of(column)
         assert column.words == caption_image(models['NoAttention'], phone_photo, beam_size)['caption']
 
 
@@ -143,8 +143,8 @@ def test_an_error_takes_the_place_of_an_earlier_picture(form, phone_photo, monke
                                        (lambda *_: [][0], photo, 'IndexError')):
         monkeypatch.setattr(app, 'caption_image', function)
         choose(form, '<b>.jpg', content)
-        assert re.search(message, said(form))
-        assert not parts(form, app.SpokenCaption) and '<figure' not in said(form)
+        assert re.search(message, text_of(form))
+        assert not parts(form, app.SpokenCaption) and '<figure' not in text_of(form)
 
 
 def test_a_file_as_ipywidgets_7_gives_it():

@@ -81,11 +81,11 @@ def test_text_of_data_is_shown_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize('cell', CELLS)
-def test_what_is_not_there_is_said_with_the_notebook_that_makes_it(cell, tmp_path):
+def test_a_missing_file_is_replaced_by_the_notebook_that_makes_it(cell, tmp_path):
     assert re.search(r'class="missing".*\w+\.ipynb', cell(tmp_path).data)
 
 
-def test_what_else_may_lack(tmp_path):
+def test_no_checkpoint_and_no_folder(tmp_path):
     leave_run(tmp_path / 'a', 'Attention')
     (tmp_path / 'a' / 'BEST_checkpoint_Attention.pth.tar').unlink()
     assert '.pth.tar' in contents.settings_table(tmp_path / 'a').data
