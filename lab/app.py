@@ -1,4 +1,4 @@
-"""A form for pictures of your own: drop or choose a file, and the models say word by word what they see.
+"""A form for pictures of your own: drop or choose a file, and the models caption it word by word.
 
 ``caption.ipynb`` ends in it. ``python -m lab.app runs/shapes`` serves it as a page without code, through Voilà.
 """
@@ -49,18 +49,6 @@ def describe(content, models, beam_size=3, file='this file'):
     return np.asarray(picture), {name: caption_image(model, pixels, beam_size) for name, model in models.items()}
 
 
-def attention_maps(picture, found):
-    """
-    :param found: of :func:`describe`, for one model
-    :return: per word the picture, bright where the decoder looked, (H, W, 3) uint8, and its title: the word and the
-        greatest weight in percent; an empty list without attention
-    """
-    if found['alphas'] is None:
-        return []
-    return [(overlay(picture, alpha), f'{word} {alpha.max():.0%}')
-            for word, alpha in zip(found['caption'], found['alphas'], strict=True)]
-
-
 def figure_html(pixels, title, side):
     """
     :param pixels: (H, W, 3) uint8
@@ -76,16 +64,20 @@ def figure_html(pixels, title, side):
 
 
 class SpokenCaption(VBox):
-    """A model's caption up to a word, and its attention maps up to this word.
+    """A model's caption up to a word, and its attention maps up to this word: the picture, bright where the decoder
+    looked, with the word and the greatest weight in percent.
 
+    :param found: of :func:`describe`, for one model
     :ivar words: the caption, a list of words
     """
 
     def __init__(self, title, picture, found):
-        self.words = found['caption']
-        self.maps = [HTML(figure_html(*shown, 110)) for shown in attention_maps(picture, found)]
+        self.words, alphas = found['caption'], found['alphas']
+        self.maps = [] if alphas is None else [
+            HTML(figure_html(overlay(picture, alpha), f'{word} {alpha.max():.0%}', 110))
+            for word, alpha in zip(self.words, alphas, strict=True)]
         self.text, self.shown = HTML(), Box(layout=Layout(flex_flow='row wrap'))
-        remark = ' (no maps: it sees the picture once, before its first word)' if found['alphas'] is None else ''
+        remark = ' (no maps: it sees the picture once, before its first word)' if alphas is None else ''
         super().__init__([HTML(f'<b>{as_text(title)}</b>{remark}'), self.text, self.shown],
                          layout=Layout(flex='1 1 240px', min_width='0'))
 
@@ -96,13 +88,13 @@ class SpokenCaption(VBox):
 
 
 def chosen_file(upload):
-    """:return: name and bytes of the first; ipywidgets 7, which Colab has, keeps them in another form"""
+    """:return: name and bytes of the first file; ipywidgets 7, which Colab has, keeps them in another form"""
     file, *_ = upload.value.values() if isinstance(upload.value, dict) else upload.value
     return file.get('metadata', file)['name'], bytes(file['content'])
 
 
 def form(models, largest=LARGEST):
-    """The form: a picture, models and beam size to choose; below, a column for each model that is chosen.
+    """The form: a picture, models and beam size to choose; below, a column for each chosen model.
 
     :param models: dict name -> :class:`checkpoints.CaptionModel`
     :param largest: bytes of a file that it takes
@@ -131,16 +123,13 @@ def form(models, largest=LARGEST):
         try:
             pixels, found = describe(content, ticked, beam_size.value, name)
             spoken = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
-        except ImageFileError as error:
-            message.value = as_text(str(error))
-            return
-        except Exception as error:  # of a TODO, say; raised in a form, nobody would see it
-            message.value = as_text(f'{type(error).__name__}: {error}')
+        except Exception as error:  # raised in a form, nobody would see it
+            message.value = as_text(error if isinstance(error, ImageFileError) else f'{type(error).__name__}: {error}')
             return
         message.value, picture.value, columns.children = '', figure_html(pixels, name, 240), spoken
         number.max = play.max = max((len(column.words) for column in columns.children), default=0)
         number.value = play.value = 0
-        play.playing = True  # to ipywidgets 7 this means nothing: there a person presses the button
+        play.playing = True  # ipywidgets 7 ignores this: there a person presses the button
 
     number.observe(show, 'value')
     for widget in (upload, beam_size, *chosen.values()):
@@ -172,7 +161,7 @@ def main():
     if not names:
         sys.exit(f'there is no trained model in {arguments.run_folder} yet: run train_rnn.ipynb or '
                  'train_attention.ipynb first')
-    load_models(arguments.run_folder, names)  # what is wrong with them is said here, not in the browser
+    load_models(arguments.run_folder, names)  # its errors come here, not in the browser
 
     from voila.app import Voila  # caption.ipynb needs none
     title = 'Look at a picture, say what you see'

@@ -1,4 +1,4 @@
-"""Helpers around notebooks: check the TODOs first, or run one from top to bottom without opening it:
+"""Check the TODOs in a notebook, or run a notebook from top to bottom without opening it:
 ``python -m lab.notebooks train_rnn.ipynb``.
 """
 
@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import papermill
-from tqdm import tqdm
 from traitlets.config import Config
 
 logging.getLogger('papermill').setLevel(logging.ERROR)  # it warns of each line of a settings cell with a comment
@@ -38,34 +37,24 @@ def run_notebook(path, output_path=None, show=True, **parameters):
 
 
 def check_todos(*todos):
-    """Run the checks of these TODOs and print their table: seconds, before training takes minutes or hours.
+    """Run the checks of these TODOs and print what they say: seconds, before training takes minutes or hours.
 
     :param todos: numbers
     :raises NotImplementedError: a TODO is not done yet; its sentence
     :raises RuntimeError: a TODO is wrong
     """
-    folder = Path(__file__).resolve().parents[1]
-    names = [f'tests/test_todo{todo}.py' for todo in todos]
-    command = [sys.executable, '-m', 'pytest', '-v', '-rs', '-p', 'no:cacheprovider', *names]
-    lines = []
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'NO_COLOR': '1'}) as process, \
-            tqdm(desc='checks', unit='check', leave=False) as bar:
-        for line in process.stdout:
-            lines.append(line.rstrip())
-            if collected := re.search(r'collected (\d+) items', line):
-                bar.total = int(collected[1])
-            bar.update(bool(re.search(r'::test_\w+ (PASSED|FAILED|SKIPPED|ERROR)', line)))
-    titles = [i for i, line in enumerate(lines) if re.match('=+ .+ =+', line)]
-    ours = titles[1] if len(titles) > 1 else len(lines)  # the first title is pytest's own
-    print('\n'.join(line for line in lines[ours:] if not line.startswith('====')))
-    still_open = [match[1] for line in lines if (match := re.search(r'^SKIPPED.*not done yet: (TODO .*)', line))]
-    if still_open:
+    command = [sys.executable, '-m', 'pytest', '-q', '-rs', '-p', 'no:cacheprovider',
+               *(f'tests/test_todo{todo}.py' for todo in todos)]
+    done = subprocess.run(command, cwd=Path(__file__).resolve().parents[1], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True,
+                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'NO_COLOR': '1'})
+    print(done.stdout)
+    if still_open := re.findall(r'^SKIPPED.*not done yet: (TODO .*)', done.stdout, re.MULTILINE):
         raise NotImplementedError(min(still_open))
-    if process.returncode == 1:
+    if done.returncode == 1:
         raise RuntimeError('a TODO is wrong: mend it first; check = False in the settings trains all the same')
-    if process.returncode:
-        raise RuntimeError('the checks could not run:\n' + '\n'.join(lines))
+    if done.returncode:
+        raise RuntimeError('the checks could not run; what pytest printed stands above')
 
 
 if __name__ == '__main__':

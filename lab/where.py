@@ -1,7 +1,7 @@
-"""Where a notebook runs: which service it is, what is missing there, whether somebody watches, how it shares the cores.
+"""Prepare a notebook for the place where it runs: a laptop, a cluster, Colab, Kaggle or ModelWhale.
 
-The first cell of the notebooks of the top folder calls this before anything is installed: no imports but Python's own
-and what Jupyter brings.
+The first cell of the notebooks of the top folder calls this before anything is installed. So it imports only Python's
+own modules and those of Jupyter.
 """
 
 import importlib
@@ -55,24 +55,14 @@ def missing_packages(*extras):
 
 
 def set_up():
-    """Get ready for the cells that follow: see the functions below. Call it before torch is imported."""
-    hide_progress_bars()
-    share_cores()
-    install_missing()
-
-
-def hide_progress_bars():
-    """Where nbconvert or papermill runs the notebook. Each update of a bar would stay there as a line of its own."""
+    """Get ready for the cells that follow. Call it before torch is imported."""
+    # nbconvert and papermill would keep each update of a progress bar as a line of its own; they let no cell ask
     kernel = getattr(get_ipython(), 'kernel', None)
-    if not getattr(kernel, '_allow_stdin', True):  # nobody could answer a question either
+    if not getattr(kernel, '_allow_stdin', True):
         os.environ['TQDM_DISABLE'] = '1'
-
-
-def share_cores():
-    """Let a thread of torch that waits for another one sleep soon. Otherwise, on Linux, it keeps its core busy, and two
-    notebooks that train at once are many times slower (docs/speed.md).
-    """
+    # on Linux a thread of torch that waits for another one keeps its core busy, unless it may sleep (docs/speed.md)
     os.environ.setdefault('GOMP_SPINCOUNT', '2000')
+    install_missing()
 
 
 def install_missing():

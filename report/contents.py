@@ -1,7 +1,7 @@
 """The tables and figures of the lab report, one call each.
 
-A folder is the ``output_folder`` of trainings that ``test.ipynb`` has tested, or that of ``compare.ipynb``. What is not
-there is printed in its place, with the notebook that makes it; ``render.py`` lists it once more.
+A folder is the ``output_folder`` of trainings that ``test.ipynb`` has tested, or that of ``compare.ipynb``. In place of
+a missing file stands a sentence with the notebook that makes it; ``render.py`` lists these sentences.
 """
 
 import base64
@@ -17,26 +17,24 @@ from IPython.display import HTML, Markdown
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lab.experiments.compare import all_scores, folder_name, score_cells  # noqa: E402  the path comes first
+from lab.experiments.compare import all_scores, folder_name, score_table  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
-from lab.train.settings import plain  # noqa: E402
-from solver import DEFAULTS  # noqa: E402
+from lab.train.settings import check_settings, plain  # noqa: E402
 from utils import as_text, markdown_table, read_json, sentence  # noqa: E402
 
-# settings that change no result
-NOT_SHOWN = ('device', 'checkpoint', 'output_folder')
-# settings that a decoder does not use
-NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'
+DEFAULTS = check_settings({})  # with the monitor that None stands for
+NOT_SHOWN = ('device', 'checkpoint', 'output_folder')  # settings that change no result
+NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'  # settings that a decoder does not use
 AGAIN = 'delete it, and run the notebook that made it again'
 
 
 class Missing(Exception):
-    """The runs have not saved what is asked for; the message says what, and which notebook makes it."""
+    """A file of the runs is not there; the message says which, and which notebook makes it."""
 
 
 def message_in_its_place(function):
-    """Where something is :class:`Missing`, the report holds this sentence instead."""
+    """In place of something :class:`Missing` the report holds its message."""
     @functools.wraps(function)
     def shown(*arguments):
         try:
@@ -67,9 +65,7 @@ def read_runs(folders):
         raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
     runs, ends = [], {folder.name for folder in folders}
     for folder in folders:
-        found = compared_runs(folder) if (folder / 'comparison.json').exists() else tested_runs(folder)
-        if not found and (folder / 'val_comparison.json').exists():
-            raise Missing(f"{folder} has validation scores only: run `compare.ipynb` with `split = 'TEST'`")
+        found = saved_runs(folder)
         if not found:
             raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`; or '
                           "`compare.ipynb` with `split = 'TEST'`")
@@ -80,26 +76,24 @@ def read_runs(folders):
     return runs
 
 
-def tested_runs(folder):
-    """Runs of a folder that ``test.ipynb`` has tested."""
+def saved_runs(folder):
+    """The runs of one folder: those of ``compare.ipynb``, or the decoders that ``test.ipynb`` has tested."""
+    if (folder / 'comparison.json').exists():
+        return [run | dict(settings=settings_in(folder / folder_name(run['name']), 'seed_*/BEST_checkpoint_*.pth.tar'))
+                for run in read_json(folder / 'comparison.json', AGAIN)]
     runs = []
     for name, history in read_histories(folder).items():
         path = folder / f'test_{name}.json'
         if path.exists():
-            checkpoint = folder / f'BEST_checkpoint_{name}.pth.tar'
-            settings = read_checkpoint(checkpoint)['settings'] if checkpoint.exists() else None
-            result = read_json(path, AGAIN) | dict(history=history)
-            runs.append(dict(name=label(name), settings=settings, seeds=[result]))
+            runs.append(dict(name=label(name), settings=settings_in(folder, f'BEST_checkpoint_{name}.pth.tar'),
+                             seeds=[read_json(path, AGAIN) | dict(history=history)]))
     return runs
 
 
-def compared_runs(folder):
-    """Runs of a folder that ``compare.ipynb`` saved; their settings are those of the first seed."""
-    runs = []
-    for result in read_json(folder / 'comparison.json', AGAIN):
-        checkpoints = sorted((folder / folder_name(result['name'])).glob('seed_*/BEST_checkpoint_*.pth.tar'))
-        runs.append(result | dict(settings=read_checkpoint(checkpoints[0])['settings'] if checkpoints else None))
-    return runs
+def settings_in(folder, pattern):
+    """Settings of a folder's first checkpoint whose name has this pattern, or None."""
+    checkpoints = sorted(folder.glob(pattern))
+    return read_checkpoint(checkpoints[0])['settings'] if checkpoints else None
 
 
 # --- How it is shown ---
@@ -142,9 +136,9 @@ def drawn(figure, caption):
 @message_in_its_place
 def settings_table(folders):
     """The settings that are not the default in every run."""
-    names, values = all_settings(read_runs(folders))
-    rows = [[key, *map(str, of_runs), str(DEFAULTS[key])] for key, of_runs in values.items()
-            if set(map(str, of_runs)) - {str(DEFAULTS[key]), UNUSED}]
+    names, values = all_settings(folders)
+    rows = [[key, *of_runs, str(DEFAULTS[key])] for key, of_runs in values.items()
+            if set(of_runs) - {str(DEFAULTS[key]), UNUSED}]
     return table(markdown_table(['setting', *names, 'default'], rows),
                  'Settings that are not the default of <code>lab/train/settings.py</code> in all of these runs. '
                  f'{UNUSED}: this decoder does not use it.')
@@ -153,25 +147,24 @@ def settings_table(folders):
 @message_in_its_place
 def settings_compared(folders):
     """The settings in which the runs differ from each other."""
-    names, values = all_settings(read_runs(folders))
-    rows = [[key, *map(str, of_runs)] for key, of_runs in values.items()
-            if len(set(map(str, of_runs)) - {UNUSED}) > 1]
+    names, values = all_settings(folders)
+    rows = [[key, *of_runs] for key, of_runs in values.items() if len(set(of_runs) - {UNUSED}) > 1]
     return table(markdown_table(['setting', *names], rows),
                  'Settings in which the compared runs differ. All others are the same.')
 
 
-def all_settings(runs):
-    """What the trained runs were trained with.
-
-    :return: names of the runs; dict setting -> its value in each of them, for settings that can matter
-    """
-    runs = [run for run in runs if run['settings']]
+def all_settings(folders):
+    """:return: names of the trained runs; dict setting -> list of its value in each of them, str"""
+    runs = [run for run in read_runs(folders) if run['settings']]
     if not runs:
         raise Missing('the settings of these runs are in their checkpoints, which are not here: run the training '
                       'notebooks again, or put the `.pth.tar` files back')
-    return [run['name'] for run in runs], {
-        key: [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ()) else run['settings'].get(key, default)
-              for run in runs] for key, default in DEFAULTS.items() if key not in NOT_SHOWN}
+    names, values = [run['name'] for run in runs], {}
+    for key, default in DEFAULTS.items():
+        if key not in NOT_SHOWN:
+            values[key] = [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ())
+                           else str(run['settings'].get(key, default)) for run in runs]
+    return names, values
 
 
 @message_in_its_place
@@ -217,17 +210,11 @@ def captions(folder, picture):
 @message_in_its_place
 def attention_maps(folder, picture):
     """Where each decoder with attention looked for each word of its caption."""
-    maps = ''
-    for name in read_caption(folder, picture)['captions']:
-        of = '' if name == 'Attention' else f'_{name}'  # as caption.ipynb has it
-        path = Path(folder) / 'figures' / f'attention_{picture}{of}.png'
-        if path.exists():
-            maps += image(path.read_bytes(), f'{label(name)}, {picture}: where it looked just before each word. '
-                                             'Each map has its own scale. p: probability of the word; peak: greatest '
-                                             'weight.')
-    if not maps:
-        raise Missing(f'{picture} has no attention maps: run `caption.ipynb` with Attention in `decoders`')
-    return HTML(maps)
+    files = {label(name): f'attention_{picture}.png' if name == 'Attention' else f'attention_{picture}_{name}.png'
+             for name in read_caption(folder, picture)['captions']}  # the names that caption.ipynb gives them
+    return saved_figures(folder, files, f'{{}}, {picture}: where it looked just before each word. Each map has its own '
+                                        'scale. p: probability of the word; peak: greatest weight.',
+                         f'{picture} has no attention maps: run `caption.ipynb` with Attention in `decoders`')
 
 
 def read_caption(folder, picture):
@@ -254,18 +241,8 @@ def curves_compared(folders):
 def scores_compared(folders):
     """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
     runs = read_runs(folders)
-    beams = [score['beam_size'] for score in runs[0]['seeds'][0]['scores']]
-    middle = len(beams) // 2
     others = [name for name in all_scores(runs) if not name.startswith('BLEU')]
-    rows = []
-    for run in runs:
-        seeds = run['seeds']
-        minutes = sum(seed['train_seconds'] for seed in seeds) / len(seeds) / 60
-        rows.append([run['name'], f"{seeds[0]['parameters']:,}", str(len(seeds)),
-                     *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
-                     *score_cells(seeds, middle, others), f'{minutes:.1f}'])
-    return table(markdown_table(['run', 'parameters', 'seeds', *(f'BLEU-4, beam {beam}' for beam in beams),
-                                 *(f'{name}, beam {beams[middle]}' for name in others), 'minutes'], rows),
+    return table(score_table(runs, 'run', others, 'seeds', [str(len(run['seeds'])) for run in runs]),
                  'Test scores of the compared runs, mean ± standard deviation over the seeds. '
                  'Minutes: of one training.')
 
@@ -283,16 +260,16 @@ def decoders_compared(folder):
                *(f'{score[name]:.3f}' for name in scores)]
         if truth:
             found = truth.get(result['model'], dict(named=None, pointing=None))
-            row += ['' if share is None else f'{share:.1%}' for share in (found['named'], found['pointing'])]
+            row += ['' if part is None else f'{part:.1%}' for part in (found['named'], found['pointing'])]
         rows.append(row)
-    caption = 'The decoders on the test split.'
+    caption, columns = 'The decoders on the test split.', []
     if truth:
         chances = [found['chance'] for found in truth.values() if found['pointing'] is not None]
         by_chance = f', {chances[0]:.1%} by chance' if chances else ''
+        columns = ['named', 'pointing']
         caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
                     f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
-    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', *scores,
-                                 *['named', 'pointing'] * bool(truth)], rows), caption)
+    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', *scores, *columns], rows), caption)
 
 
 @message_in_its_place
@@ -301,28 +278,34 @@ def where_it_looks(folder):
     if (Path(folder) / 'test_truth.json').exists() and not [*Path(folder).glob('figures/pointing_*.png')]:
         return None
     return saved_figures(
-        folder, 'pointing', '{}: how often the attention for a word peaks in the box of its object, and by chance.',
-        'figure of words and boxes, which needs attention and a data set with boxes')
+        folder, files_of_runs(folder, 'pointing'),
+        '{}: how often the attention for a word peaks in the box of its object, and by chance.',
+        f'{folder} has no figure of words and boxes, which needs attention and a data set with boxes: run `test.ipynb`')
 
 
 @message_in_its_place
 def caption_sheet(folder):
     """The best, typical and worst captions of each decoder."""
-    return saved_figures(folder, 'captions', '{}: its best, typical and worst captions, each with its BLEU-4 and the '
-                                             'reference that comes closest to it.', 'sheet of captions')
+    return saved_figures(
+        folder, files_of_runs(folder, 'captions'), '{}: its best, typical and worst captions, each with its BLEU-4 and '
+                                                   'the reference that comes closest to it.',
+        f'{folder} has no sheet of captions: run `test.ipynb`')
 
 
-def saved_figures(folder, kind, caption, missing):
-    """A figure that ``test.ipynb`` has saved for each decoder.
+def files_of_runs(folder, kind):
+    """Dict name of a run -> file of its figure, as ``test.ipynb`` calls it."""
+    return {run['name']: f'{kind}_{run["seeds"][0]["model"]}.png' for run in read_runs(folder)}
 
-    :param caption: with a place for the decoder's name
-    :param missing: what the figure is, for the message where there is none
+
+def saved_figures(folder, files, caption, missing):
+    """The figures that a notebook has saved.
+
+    :param files: dict name for people -> file in the folder's ``figures``
+    :param caption: with a place for the name
+    :param missing: message where none of them is there
     """
-    figures = ''
-    for run in read_runs(folder):
-        path = Path(folder) / 'figures' / f'{kind}_{run["seeds"][0]["model"]}.png'
-        if path.exists():
-            figures += image(path.read_bytes(), caption.format(run['name']))
+    paths = {name: Path(folder) / 'figures' / file for name, file in files.items()}
+    figures = [image(path.read_bytes(), caption.format(name)) for name, path in paths.items() if path.exists()]
     if not figures:
-        raise Missing(f'{folder} has no {missing}: run `test.ipynb`')
-    return HTML(figures)
+        raise Missing(missing)
+    return HTML(''.join(figures))

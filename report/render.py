@@ -1,10 +1,9 @@
 """Run the report notebook and make one page of it, and a PDF where there is a browser: ``python report/render.py``.
 
-Figures are part of the page and formulas become MathML, so ``report.html`` opens anywhere, without the internet. In the
-end it is said what is still open; ``--check`` says only this and writes nothing.
+Figures are part of the page and formulas become MathML, so ``report.html`` opens anywhere, without the internet. The
+last lines say what is still open.
 """
 
-import argparse
 import copy
 import html
 import os
@@ -13,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE.parent))
 from lab.notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
 from utils import atomic_path  # noqa: E402
 
-YOUR_TEXT, YOUR_NAME = '*Your text*', '*Name, student number, date*'  # as the notebook says them
+YOUR_TEXT, YOUR_NAME = '*Your text*', '*Name, student number, date*'  # placeholders of the notebook
 GUIDE = 'guide'  # tag of the cells that stay out of the page
 FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
 PAGE = """<!DOCTYPE html>
@@ -85,14 +85,15 @@ def write_page(notebook, path):
     for cell in shown.cells:
         if cell.cell_type == 'markdown':
             cell.source = take_formulas(cell.source, formulas)
-    body, _ = HTMLExporter(template_name='basic', embed_images=True, exclude_input=True, exclude_output_prompt=True,
-                           exclude_anchor_links=True).from_notebook_node(
-                               shown, {'metadata': {'path': str(path.parent)}})  # where own pictures are
+    exporter = HTMLExporter(template_name='basic', embed_images=True, exclude_input=True, exclude_output_prompt=True,
+                            exclude_anchor_links=True)
+    body, _ = exporter.from_notebook_node(shown, {'metadata': {'path': str(path.parent)}})  # where own pictures are
     body = re.sub(r'formula-\d+-mathml', lambda match: formulas[match[0]], body)
     title = re.search(r'<h1\b[^>]*>(.*?)</h1>', body, re.DOTALL)
+    style = (HERE / 'page.css').read_text(encoding='utf-8')
     with atomic_path(path) as temporary:
-        temporary.write_text(PAGE.format(title=title[1] if title else 'Lab report', body=body,
-                                         style=(HERE / 'page.css').read_text(encoding='utf-8')), encoding='utf-8')
+        temporary.write_text(PAGE.format(title=title[1] if title else 'Lab report', body=body, style=style),
+                             encoding='utf-8')
 
 
 def cells_shown(notebook):
@@ -122,10 +123,8 @@ def write_pdf(page, path):
         as_root = sys.platform == 'linux' and os.geteuid() == 0  # then Chromium starts without its sandbox only
         command = [browser, '--headless', '--disable-gpu', '--no-pdf-header-footer', *['--no-sandbox'] * as_root,
                    f'--user-data-dir={scratch}/profile', f'--print-to-pdf={printed}', page.as_uri()]
-        try:
+        with suppress(subprocess.TimeoutExpired):
             subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
-        except subprocess.TimeoutExpired:
-            return False
         if printed.exists():
             printed.rename(path)
     return path.exists()
@@ -140,25 +139,17 @@ def still_open(notebook):
     :param notebook: executed
     :return: list of sentences without their full stops
     """
-    section, sections, found = '', [], []
+    section, sections, found = '', {}, []
     for cell in cells_shown(notebook):
         if cell.cell_type == 'markdown':
             heading = re.search(r'^## *(.+)', cell.source, re.MULTILINE)
             section = heading[1] if heading else section
             if YOUR_TEXT in cell.source:
-                sections.append(section)
+                sections.setdefault(section)
             if YOUR_NAME in cell.source:
                 found.append('the line with your name is not filled in')
-            for picture in re.findall(r'!\[[^]]*\]\(([^)\s]+)|<img[^>]* src="([^"]+)"', cell.source):
-                name = ''.join(picture)
-                if name.startswith('http'):
-                    found.append(f'the picture {name} is not part of the page: save it in the folder of the report')
-                elif not name.startswith(('data:', 'attachment:')) and not (HERE / name).exists():
-                    found.append(f'the picture {name} is not there')
     if sections:
-        sections = list(dict.fromkeys(sections))
-        verb = 'section still holds' if len(sections) == 1 else 'sections still hold'
-        found.append(f'{len(sections)} {verb} {YOUR_TEXT}: {", ".join(sections)}')
+        found.append(f'sections that still hold {YOUR_TEXT}: {", ".join(sections)}')
     shown = ''.join(text for cell in notebook.cells for output in cell.get('outputs', [])
                     for kind, text in output.get('data', {}).items() if kind in ('text/html', 'text/markdown'))
     missing = dict.fromkeys(re.findall(r'<p class="missing">(.*?)</p>', shown))
@@ -166,25 +157,18 @@ def still_open(notebook):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--run-folder', help='folder with the files of the runs, relative to report/')
-    parser.add_argument('--check', action='store_true', help='only say what is still open, and write nothing')
-    arguments = parser.parse_args()
     page, pdf = HERE / 'report.html', HERE / 'report.pdf'
     try:
-        notebook = run_notebook(HERE / 'report.ipynb',
-                                **(dict(run_folder=arguments.run_folder) if arguments.run_folder else {}))
-        if not arguments.check:
-            write_page(notebook, page)
-            print(page)
-            print(pdf if write_pdf(page, pdf) else NO_PDF)
+        notebook = run_notebook(HERE / 'report.ipynb')
+        write_page(notebook, page)
     except PapermillExecutionError as error:
         sys.exit(f'error: {error.ename}: {error.evalue}')
     except ValueError as error:
         sys.exit(f'error: {error}')
+    print(page)
+    print(pdf if write_pdf(page, pdf) else NO_PDF)
     sentences = still_open(notebook)
     print('Before you hand in:' if sentences else 'Nothing is open: it can be handed in.', *sentences, sep='\n- ')
-    sys.exit(bool(sentences) if arguments.check else 0)
 
 
 if __name__ == '__main__':

@@ -19,21 +19,19 @@ from lab.decode.coco_metrics import coco_scores, write_coco_files
 from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes, save_result
 from lab.decode.metrics import score_names
 from lab.experiments import distillation
-from lab.more import word_vectors
-from lab.more.ensembles import Ensemble, load_ensemble
-from lab.more.self_critical import surrogate_loss
+from lab.more.ensembles import load_ensemble
 from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
 from lab.train.model import build_model, decoder_name
 from lab.train.resume import fingerprints
-from lab.train.source import code_digest, open_todo
+from lab.train.source import code_digest
 from solver import check_settings, train
 from utils import atomic_path, best_epoch, markdown_table, read_json, sentence
 
-# the fingerprints cover the data and the files; the others change no result
+# Fingerprints stand for the data and the files. The folder and the device change no result.
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device')
 AGAIN = 'delete it and run the comparison again'
-METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
+COCO_METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
 def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5)):
@@ -52,7 +50,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         its scores, and history, provenance, and begins: the number of epochs that earlier phases trained its initial
         weights, and the last of these epochs
     :raises ValueError: wrong settings or an unknown run, before any training
-    :raises NotImplementedError: a run needs a TODO that is still open, before any training
+    :raises NotImplementedError: a decoder's TODO is still open, before any training
     """
     folder, beam_sizes = Path(output_folder).expanduser(), list_of_beam_sizes(beam_sizes)
     settings = all_settings(runs, cfg, folder, seeds, split)
@@ -60,14 +58,14 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     for name, own in runs.items():
         members = named(own, 'ensemble') or named(own, 'distill')
         checkpoints = [checkpoint_paths(settings[member, seed])[1] for member in members for seed in seeds]
-        results.append(dict(name=name, seeds=[]))
         if 'ensemble' in own:
-            results[-1]['seeds'].append(evaluate_or_load(
+            results.append(dict(name=name, seeds=[evaluate_or_load(
                 'Ensemble', checkpoints, [], folder / folder_name(name), settings[members[0], seeds[0]], split,
-                beam_sizes))
+                beam_sizes)]))
             continue
         if members:
             teacher_captions(checkpoints, settings[name, seeds[0]])
+        results.append(dict(name=name, seeds=[]))
         for seed in seeds:
             print(f'== {name}, seed {seed} ==', flush=True)
             run_cfg = settings[name, seed]
@@ -100,51 +98,32 @@ def named(own, key):
 
 
 def all_settings(runs, cfg, folder, seeds, split):
-    """Check every run before the first is trained: settings, names of other runs, files, decoder, open TODOs.
+    """Check every run before the first is trained: its settings, the runs that it names, its decoder and open TODOs.
 
     :return: dict (name, seed) -> all settings of a training; an ensemble has none
     :raises ValueError, NotImplementedError: see :func:`compare`
     """
-    settings, folders, shapes = {}, {}, {}
+    settings, folders = {}, {}
     for name, own in runs.items():
         try:
             other = folders.setdefault(folder_name(name), name)
             if other != name:
                 raise ValueError(f'the run {other!r} has the same folder, {folder_name(name)}: rename one')
-            check_run(own, cfg, [trained for trained, seed in settings if seed == seeds[0]])
+            for key in ('seed', 'output_folder', 'checkpoint'):
+                if key in own:
+                    raise ValueError(f'{key} cannot be set for a single run: the comparison sets it')
+            for key in ('start_from', 'ensemble', 'distill'):
+                for other in named(own, key):
+                    if (other, seeds[0]) not in settings:
+                        raise ValueError(f'{key} is {own[key]!r}, but no trained run above it is called {other!r}')
             if 'ensemble' in own:
                 continue
             for seed in seeds:
                 settings[name, seed] = run_settings(name, own, cfg, folder, seed, settings)
-            shapes[name] = try_model(settings[name, seeds[0]], split)
-            if own.get('start_from') and shapes[name] != shapes[own['start_from']]:
-                raise ValueError(f"start_from is {own['start_from']!r}, which has another decoder, other sizes or "
-                                 'another vocabulary')
+            try_model(settings[name, seeds[0]], split)
         except ValueError as error:
             raise ValueError(f'{name!r}: {error}') from None
     return settings
-
-
-def check_run(own, cfg, above):
-    """
-    :param above: names of the trained runs above
-    :raises ValueError, NotImplementedError: see :func:`compare`
-    """
-    for key in ('seed', 'output_folder', 'checkpoint'):
-        if key in own:
-            raise ValueError(f'{key} cannot be set for a single run: the comparison sets it')
-    for key in ('start_from', 'ensemble', 'distill'):
-        for other in named(own, key):
-            if other not in above:
-                raise ValueError(f'{key} is {own[key]!r}, but no trained run above it is called {other!r}')
-    given = {**cfg, **own}
-    for key in ('word_vectors', 'captions'):
-        if given.get(key) and not Path(given[key]).expanduser().exists():
-            raise ValueError(f'setting {key!r} is {given[key]!r}, and there is no such file')
-    needed = dict(ensemble=Ensemble.step, distill=Ensemble.step, self_critical=surrogate_loss,
-                  word_vectors=word_vectors.load)
-    if todo := open_todo(*(function for key, function in needed.items() if given.get(key))):
-        raise NotImplementedError(todo)
 
 
 def run_settings(name, own, cfg, folder, seed, settings):
@@ -164,10 +143,7 @@ def run_settings(name, own, cfg, folder, seed, settings):
 
 
 def try_model(cfg, split):
-    """Build a run's model, and let it read and caption blank pictures: its errors and open TODOs come up now.
-
-    :return: shapes of the decoder's weights
-    """
+    """Build a run's model, and let it read and caption blank pictures: its errors and open TODOs come up now."""
     CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
     model = build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']))
     images, numbers = torch.zeros(2, 3, 256, 256, dtype=torch.uint8), torch.arange(2)
@@ -176,7 +152,6 @@ def try_model(cfg, split):
         model(Batch(images, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
               teacher_forcing=1.0 if cfg['teacher_forcing'] == 1 else 0.0)
     caption_image(model.eval(), images[0], beam_size=1, max_len=2)
-    return {key: value.shape for key, value in model.decoder.state_dict().items()}
 
 
 def teacher_captions(teachers, cfg):
@@ -198,22 +173,18 @@ def train_or_load(cfg):
     :return: its history
     """
     latest, best = checkpoint_paths(cfg)
-    if latest.exists() and best.exists():
-        state = read_checkpoint(latest)
-        if changed := changes(state, cfg):
-            print(f"{best.parent} has a training with other {', '.join(changed)}: it is trained again.", flush=True)
-        elif len(state['history']) < cfg['epochs']:
-            return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
-        else:
-            print(f'{best} has the same settings, captions and code: it is not trained again.', flush=True)
-            return state['history']
-    return train(cfg)
-
-
-def changes(state, cfg):
-    """Names of settings and files in which a training differs from its checkpoint."""
+    if not (latest.exists() and best.exists()):
+        return train(cfg)
+    state = read_checkpoint(latest)
     before, now = {**state['settings'], **state['fingerprints']}, {**cfg, **fingerprints(cfg)}
-    return [key for key in {**now, **before} if key not in NOT_COMPARED and now.get(key) != before.get(key)]
+    changed = [key for key in {**now, **before} if key not in NOT_COMPARED and now.get(key) != before.get(key)]
+    if changed:
+        print(f"{best.parent} has a training with other {', '.join(changed)}: it is trained again.", flush=True)
+        return train(cfg)
+    if len(state['history']) < cfg['epochs']:
+        return train({**cfg, 'checkpoint': str(latest), 'start_from': None})
+    print(f'{best} has the same settings, captions and code: it is not trained again.', flush=True)
+    return state['history']
 
 
 def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes):
@@ -230,13 +201,13 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         result = read_json(path, AGAIN)
         if result.get('provenance') == provenance:
             return result
-    load = load_ensemble if name == 'Ensemble' else lambda paths, device: load_model(paths[0], device)
-    result = evaluate(load(checkpoints, cfg['device']), split, beam_sizes, history, cfg['data_folder'],
-                      cfg['data_name'])
+    device = cfg['device']
+    model = load_ensemble(checkpoints, device) if name == 'Ensemble' else load_model(checkpoints[0], device)
+    result = evaluate(model, split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
     references = [c['references'] for c in result['captions']]
     for i, (row, captions) in enumerate(zip(result['scores'], result['captions_per_beam'], strict=True)):
         scores = coco_scores(references, captions, log=print if i == 0 else lambda _: None)  # a missing metric once
-        row.update({metric: scores[metric] for metric in METRICS if metric in scores})
+        row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
     write_coco_files(folder / f'{split.lower()}_{name}_results.json', result['captions'],
                      folder / f'{split.lower()}_annotations.json')
     result |= dict(provenance=provenance, history=history)
@@ -244,15 +215,14 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     return read_json(path, AGAIN)
 
 
-def mean_and_std(values):
-    """'0.204', or with several values '0.204 ± 0.003'."""
-    spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
-    return f'{mean(values):.3f}{spread}'
-
-
-def score_cells(seeds, beam, metrics):
-    """A cell per metric at the ``beam``-th beam size."""
-    return [mean_and_std([seed['scores'][beam][metric] for seed in seeds]) for metric in metrics]
+def score_cells(seeds, beam_size, metrics):
+    """A cell per metric: '0.204', with several seeds '0.204 ± 0.003', or '' where this beam size was not tested."""
+    rows, cells = [row for seed in seeds for row in seed['scores'] if row['beam_size'] == beam_size], []
+    for metric in metrics:
+        values = [row[metric] for row in rows]
+        spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
+        cells.append(f'{mean(values):.3f}{spread}' if values else '')
+    return cells
 
 
 def all_scores(results):
@@ -265,20 +235,30 @@ def comparison_table(results):
 
     :param results: of :func:`compare`
     """
-    first = results[0]['seeds'][0]
-    beams, shown = [row['beam_size'] for row in first['scores']], first['captions_beam_size']
     metrics = [name for name in all_scores(results) if name not in ('BLEU-2', 'BLEU-3', 'BLEU-4')]
-    rows = []
-    for result in results:
+    epochs = [', '.join(f"{seed['best_epoch']} of {seed['epochs']}" for seed in result['seeds'] if seed['epochs'])
+              for result in results]
+    return score_table(results, 'decoder', metrics, 'best epoch', epochs)
+
+
+def score_table(results, first, metrics, extra, cells):
+    """Markdown: a row per run with its parameters, one more cell, BLEU-4 for every beam size, other metrics for the
+    middle one, and training minutes.
+
+    :param first: heading of the runs' names
+    :param metrics: names of the other metrics
+    :param extra, cells: heading of the column of these cells
+    """
+    beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
+    middle, rows = beams[len(beams) // 2], []
+    for result, cell in zip(results, cells, strict=True):
         seeds = result['seeds']
         minutes = mean(seed['train_seconds'] for seed in seeds) / 60
-        rows.append([result['name'], f"{seeds[0]['parameters']:,}",
-                     ', '.join(f"{seed['best_epoch']} of {seed['epochs']}" for seed in seeds if seed['epochs']),
-                     *(cell for i in range(len(beams)) for cell in score_cells(seeds, i, ['BLEU-4'])),
-                     *score_cells(seeds, beams.index(shown), metrics),
-                     f'{minutes:.1f}' if minutes else ''])
-    return markdown_table(['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
-                           *(f'{metric}, beam {shown}' for metric in metrics), 'minutes'], rows)
+        rows.append([result['name'], f"{seeds[0]['parameters']:,}", cell,
+                     *(bleu4 for beam in beams for bleu4 in score_cells(seeds, beam, ['BLEU-4'])),
+                     *score_cells(seeds, middle, metrics), f'{minutes:.1f}' if minutes else ''])
+    return markdown_table([first, 'parameters', extra, *(f'BLEU-4, beam {beam}' for beam in beams),
+                           *(f'{metric}, beam {middle}' for metric in metrics), 'minutes'], rows)
 
 
 def beam_table(results):
@@ -288,7 +268,7 @@ def beam_table(results):
     """
     metrics = all_scores(results)
     return markdown_table(['decoder', 'beam', *metrics], [
-        ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], i, metrics)]
+        ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], row['beam_size'], metrics)]
         for result in results for i, row in enumerate(result['seeds'][0]['scores'])])
 
 

@@ -2,18 +2,16 @@
 
 People describe a picture in five ways, and a decoder spreads its probability over all of them. A teacher, such as an
 ensemble, has learned what these captions have in common. It captions the training pictures by beam search and by
-sampling. The candidates nearest to people's captions replace most of these, and a decoder learns them by cross-entropy.
+sampling. Its captions that are most similar to people's replace most of these, and a decoder learns them by
+cross-entropy.
 This is the paper's sequence-level interpolation (sec. 3.3), with CIDEr-D as similarity in place of BLEU.
 
-    python -m lab.experiments.distillation captions.json runs/a/BEST_checkpoint_Attention.pth.tar \
-        runs/b/BEST_checkpoint_Attention.pth.tar
-    python -m lab.experiments.train ... captions=captions.json output_folder=runs/c \
-        start_from=runs/a/BEST_checkpoint_Attention.pth.tar
+>>> teachers = ['runs/a/BEST_checkpoint_Attention.pth.tar', 'runs/b/BEST_checkpoint_Attention.pth.tar']
+>>> distill('captions.json', teachers)
+>>> train(dict(..., captions='captions.json', start_from=teachers[0], output_folder='runs/c'))
 """
 
-import argparse
 import json
-import sys
 
 import numpy as np
 import torch
@@ -48,8 +46,8 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     model = load_ensemble(teachers, device)
     dataset = caption_dataset(model, 'TRAIN')
     if not 0 <= people < dataset.cpi:
-        raise ValueError(f'people is {people}; it must be from 0 to {dataset.cpi - 1}: a picture has {dataset.cpi} '
-                         'captions, and at least one of them comes from the teacher')
+        raise ValueError(f'people is {people}; it must be from 0 to {dataset.cpi - 1}, one less than the captions of a '
+                         'picture')
     max_len = dataset.captions.shape[1] - 2
     cider = CiderD([[caption + END for caption in captions] for captions in dataset.references])
     torch.manual_seed(seed)
@@ -66,8 +64,10 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
                 similarity = np.array([cider.score(number, words + END) for words in candidates])
                 best = np.argsort(-similarity, kind='stable')[:dataset.cpi - people]
                 scores += similarity[best].tolist()
-                captions.append(own_captions(dataset, model, number)[:dataset.cpi - len(best)]
-                                + [candidates[j] for j in best[::-1]])
+                rows = slice(number * dataset.cpi, (number + 1) * dataset.cpi - len(best))
+                theirs = [model.words(caption[1:length - 1]) for caption, length in
+                          zip(dataset.captions[rows].tolist(), dataset.caplens[rows].flatten().tolist(), strict=True)]
+                captions.append(theirs + [candidates[j] for j in best[::-1]])
             bar.update(len(numbers))
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(dict(provenance=provenance(teachers), names=dataset.names, captions=captions)))
@@ -77,33 +77,3 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
 def provenance(teachers):
     """Fingerprints of the teachers' checkpoints and of the code: where captions come from."""
     return dict(teachers=[file_digest(teacher) for teacher in teachers], code=code_digest(tests=True))
-
-
-def own_captions(dataset, model, number):
-    """People's captions of a picture, as training reads them: lists of words."""
-    rows = slice(number * dataset.cpi, (number + 1) * dataset.cpi)
-    return [model.words(caption[1:length - 1]) for caption, length in
-            zip(dataset.captions[rows].tolist(), dataset.caplens[rows].flatten().tolist(), strict=True)]
-
-
-def main():
-    parser = argparse.ArgumentParser(description="A teacher's captions of the training pictures, to learn from.")
-    parser.add_argument('captions', help="JSON file to write, for the setting 'captions'")
-    parser.add_argument('teachers', nargs='+', help='checkpoints that caption together')
-    parser.add_argument('--people', type=int, default=2, metavar='N',
-                        help="people's captions that stay, per picture; default: %(default)s")
-    parser.add_argument('--beam-size', type=int, default=5)
-    parser.add_argument('--samples', type=int, default=10, help='captions sampled per picture; default: %(default)s')
-    parser.add_argument('--temperature', type=float, default=0.5, help='default: %(default)s')
-    parser.add_argument('--seed', type=int, default=0)
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    args = vars(parser.parse_args())
-    path = args.pop('captions')
-    print(f'{path}: captions with a mean CIDEr-D of {distill(path, **args):.2f}')
-
-
-if __name__ == '__main__':
-    try:
-        main()
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f'{error}')

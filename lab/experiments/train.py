@@ -14,27 +14,21 @@ import sys
 
 from accelerate import PartialState
 
-from solver import DEFAULTS, train
+from solver import train
 
 
 def read_settings(words):
-    """:param words: list of 'name=value', the values as in Python; what is none there is a string"""
+    """:param words: list of 'name=value'; a value that is none of Python's is a string"""
     cfg = {}
     for word in words:
         name, equals, value = word.partition('=')
         if not equals:
-            raise ValueError(f'{word!r} is no setting: write name=value, with the names in lab/train/settings.py '
-                             f'({", ".join(DEFAULTS)})')
-        cfg[name] = value_of(value)
+            raise ValueError(f'{word!r} is no setting: write name=value, with the names in lab/train/settings.py')
+        try:
+            cfg[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            cfg[name] = value
     return cfg
-
-
-def value_of(text):
-    """A value as in Python; what is none is a string."""
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return text
 
 
 if __name__ == '__main__':

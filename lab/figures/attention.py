@@ -1,4 +1,4 @@
-"""Where a decoder looks: a map per word, a caption as it is spoken, and means over many captions."""
+"""Where a decoder looks: a map per word, an animation of a caption, and means over many captions."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,7 +10,7 @@ from skimage.transform import resize
 from lab.figures.style import COLORS, WIDTH, drawable
 from utils import atomic_path, sentence
 
-DARKEST = 0.25  # what is left of a pixel that got no attention
+DARKEST = 0.25  # brightness of a pixel without attention, as a factor
 
 
 def overlay(image, alpha, highest=None):
@@ -18,8 +18,8 @@ def overlay(image, alpha, highest=None):
 
     :param image: (H, W, 3) uint8
     :param alpha: (h, w) attention weights
-    :param highest: the weight that leaves the picture as it is, while 0 darkens it. None: the greatest weight of this
-        map leaves it as it is, its least one darkens it
+    :param highest: the weight at which the picture keeps its brightness; at 0 it is darkest. None: from the least
+        weight of this map to its greatest
     :return: (H, W, 3) uint8
     :raises ValueError: weights that are NaN or infinite
     """
@@ -36,15 +36,14 @@ def overlay(image, alpha, highest=None):
 def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gate=None, scale='word'):
     """One map per word: bright is where the decoder looked for that word.
 
-    Above it stand the word, the probability p that the decoder gave it, and the greatest weight, in percent of all the
-    attention (all cells alike: 100 / number of cells). A panel below shows how much of the picture each word got: what
-    a visual sentinel leaves for it, 1 - beta, "when it looks"; or beta, how far the gate of *Show, Attend and Tell*,
-    sec. 4.2.1, is open.
+    The title of a map has the word, its probability p, and the greatest weight in percent ("peak"; uniform attention
+    has 100 / number of cells). A panel below has a bar per word: 1 - beta, the weight that a visual sentinel leaves to
+    the picture. Another has the mean beta of the gate of *Show, Attend and Tell*, sec. 4.2.1.
 
     :param image: (H, W, 3) uint8
     :param words: list of str
     :param alphas: (len(words), h, w) attention weights
-    :param sentinel: whether the decoder has one: then its panel is there even if the picture has all of the attention
+    :param sentinel: whether the decoder has one; its panel is drawn even if the picture has all of the attention
     :param probabilities: (len(words),), or None
     :param gate: (len(words),) beta, its mean over the channels, or None
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
@@ -80,25 +79,25 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
 
 
 def save_gif(image, words, alphas, path, seconds=0.7):
-    """Write an animated GIF of a caption as it is spoken: word by word, each with its map.
+    """Write an animated GIF of a caption: word by word, each with its map, and at last the picture itself.
 
     :param image, words, alphas: as for :func:`plot_attention`
     :param path: of the GIF
     :param seconds: how long each word is shown
     """
-    said = drawable([sentence(words[:n + 1]) for n in range(len(words) + 1)], 42)
+    captions = drawable([sentence(words[:n + 1]) for n in range(len(words) + 1)], 42)
     figure = Figure(figsize=(3, 4), dpi=100, layout='none')
     canvas, ax = FigureCanvasAgg(figure), figure.add_axes((0, 0.25, 1, 0.75))
     ax.axis('off')
     shown = ax.imshow(image)
     word = figure.text(0.03, 0.23, '', va='top', fontsize=12)
-    spoken = figure.text(0.03, 0.16, '', va='top')
+    caption = figure.text(0.03, 0.16, '', va='top')
     frames = []
-    maps = [*(overlay(image, alpha) for alpha in alphas), image]  # at last the picture and the whole caption
-    for pixels, last_word, text in zip(maps, [*drawable(words), ''], said, strict=True):
+    maps = [*(overlay(image, alpha) for alpha in alphas), image]
+    for pixels, last_word, text in zip(maps, [*drawable(words), ''], captions, strict=True):
         shown.set_data(pixels)
         word.set_text(last_word)
-        spoken.set_text(text)
+        caption.set_text(text)
         canvas.draw()
         frame = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
         frames.append(frame.quantize(method=Image.Quantize.FASTOCTREE))  # gives the smallest files
@@ -108,11 +107,11 @@ def save_gif(image, words, alphas, path, seconds=0.7):
 
 
 def visual_grounding(alphas, sentinel=False):
-    """1 - beta of each word: the share of its attention that the picture gets, and not the visual sentinel
+    """1 - beta of each word: the sum of its attention weights over the picture. The visual sentinel has the rest
     (Lu et al. 2017, sec. 5.3).
 
     :param alphas: (words, h, w), or None
-    :param sentinel: whether the decoder has a sentinel. False: this is seen from the sums of the alphas
+    :param sentinel: whether the decoder has a sentinel. False: it has one if a sum of the alphas is below 1
     :return: (words,), or None for a decoder without attention or without a sentinel
     """
     if alphas is None or not len(alphas):
@@ -122,7 +121,7 @@ def visual_grounding(alphas, sentinel=False):
 
 
 def plot_visual_grounding(per_word, visual, at_least=10):
-    """Mean 1 - beta of each word (Lu et al. 2017, fig. 6). Names of things and of colours have a colour of their own.
+    """Mean 1 - beta of each word (Lu et al. 2017, fig. 6), visual words in one colour and all others in another.
     The legend gives the mean over all words of each kind.
 
     :param per_word: dict word -> list of 1 - beta, see ``shapes.attention_per_word``

@@ -13,58 +13,62 @@ from utils import best_epoch, markdown_table, read_json
 def read_histories(folder):
     """The histories that trainings saved in a run folder.
 
-    :return: dict decoder name -> history of ``solver.train``, the plain LSTM first, then soft attention, then others
+    :return: dict decoder name -> history of ``solver.train``, the decoders of ``DECODER_NAMES`` first
     :raises ValueError: a file that is cut
     """
     histories = {path.stem.removeprefix('history_'): read_json(path, 'delete it, or train this decoder again')
                  for path in sorted(Path(folder).expanduser().glob('history_*.json'))}
     known = [name for name in DECODER_NAMES if name in histories]
-    return {name: histories[name] for name in [*known, *(name for name in histories if name not in known)]}
+    return {name: histories[name] for name in [*known, *histories]}
 
 
 def plot_history(histories, begins=None, training=True):
-    """Learning curves of one run or of many: loss, top-5 accuracy and BLEU-4 per epoch.
+    """Learning curves of one run or of many: loss, top-5 accuracy and BLEU-4 per epoch, or in place of BLEU-4 another
+    score that decides in all of them (setting ``monitor``). A star marks the best epoch.
 
     :param histories: dict name -> history of ``solver.train``, or list of histories, one per seed: the first is drawn
         strongest
-    :param begins: dict name -> list of pairs: after how many epochs of what came before these histories begin, and the
-        last of these (None: it is not known), from which a dotted line leads here; without it all begin at 0
-    :param training: False: the validation split alone, and of it the cross-entropy without the penalty of attention,
-        which not all runs have
+    :param begins: dict name -> list of (epochs, last), one per seed, of the phases before: how many epochs they have,
+        and the last of these (None: there was none). A dotted line leads from it to the first epoch of this history
+    :param training: False: the validation split alone, and the cross-entropy in place of the loss, which has a penalty
+        in some runs
     """
     runs = {name: seeds if isinstance(seeds[0], list) else [seeds] for name, seeds in histories.items()}
-    names, lines = dict(zip(runs, drawable(map(label, runs)), strict=True)), {}
-    recorded = all('val_cross_entropy' in history[0] for seeds in runs.values() for history in seeds)
-    loss = 'val_loss' if training or not recorded else 'val_cross_entropy'
-    panels = {loss: ('loss' if loss == 'val_loss' else 'cross-entropy', 'train_loss', '--'),
-              'val_top5': ('top-5 accuracy, %', 'train_top5', '--'), 'val_greedy_bleu4': ('BLEU-4', 'val_bleu4', ':')}
+    loss = ('val_loss', 'loss', 'train_loss', '--') if training else ('val_cross_entropy', 'cross-entropy', None, None)
+    monitors = {history[-1].get('monitor') for seeds in runs.values() for history in seeds}
+    monitor = str(monitors.pop()) if len(monitors) == 1 else ''
+    score = ('val_greedy_bleu4', 'BLEU-4', 'val_bleu4', ':')
+    if monitor.startswith('greedy') and monitor != 'greedy_bleu4':
+        score = (f'val_{monitor}', monitor, None, None)
+    panels = [loss, ('val_top5', 'top-5 accuracy, %', 'train_top5', '--'), score]
+    handles = {}
     figure, axes_of = plt.subplots(1, 3, figsize=(WIDTH, 2.8 + 0.06 * len(runs)))
-    for axes, (key, (title, other, dashes)) in zip(axes_of, panels.items(), strict=True):
+    for axes, (key, title, other, dashes) in zip(axes_of, panels, strict=True):
         for name, style in line_styles(runs).items():
             for seed, history in enumerate(runs[name]):
                 before, last = begins[name][seed] if begins else (0, None)
                 epochs, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
                 line = style | dict(alpha=0.4 if seed else 1)
                 thin = line | dict(marker='' if len(history) > 1 else '.', linewidth=1)
-                drawn, = axes.plot(epochs, values, label=None if seed else names[name], **line)
-                lines.setdefault(name, drawn)
+                drawn, = axes.plot(epochs, values, **line)
+                handles.setdefault(name, drawn)
                 if last and key in last:
                     axes.plot([before, epochs[0]], [last[key], values[0]], ':', **thin)
                 # self-critical training has minus CIDEr-D for its loss, and no accuracy
-                if training and (history[0]['train_top5'] is not None or other == 'val_bleu4'):
+                if training and other and (history[0]['train_top5'] is not None or other == 'val_bleu4'):
                     axes.plot(epochs, [entry[other] for entry in history], dashes, **thin)
-                best = best_epoch(history)
-                if training and key == 'val_greedy_bleu4':
+                if training and key == score[0]:
+                    best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    handles, names = [*lines.values()], [*names.values()]
+    lines, names = [*handles.values()], drawable(label(name) for name in handles)
     if training:
         kinds = {'training': '--', 'validation': '-', 'teacher forcing': ':', 'best': '*'}
-        handles += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
+        lines += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
         names += kinds
-    room = 100 // (max(map(len, names)) + 8)
-    figure.legend(handles, names, loc='outside lower center', ncols=max(room, 1))
+    columns = 100 // (max(map(len, names)) + 8)
+    figure.legend(lines, names, loc='outside lower center', ncols=max(columns, 1))
     return figure
 
 
@@ -76,7 +80,7 @@ def plot_bleu(results):
     names = drawable([label(result['model']) for result in results], 28)
     scores = score_names([row for result in results for row in result['scores']])
     rows, columns = math.ceil((len(scores) + 2) / 4), 4
-    height = max(2.2 * rows, 0.16 * rows * len('\n'.join(names).splitlines()))  # the legend must find room in a row
+    height = rows * max(2.2, 0.16 * len('\n'.join(names).splitlines()))  # the legend has the height of a row
     figure, axes_of = plt.subplots(rows, columns, figsize=(WIDTH, height))
     *panels, legend = list(axes_of.flat)[:len(scores) + 2]
     for unused in list(axes_of.flat)[len(scores) + 1:]:
@@ -96,7 +100,7 @@ def plot_bleu(results):
 
 
 def bleu_table(results):
-    """The same figures as text, a row per decoder and beam size (Markdown).
+    """All scores as a Markdown table, a row per decoder and beam size.
 
     :param results: list of dicts of ``evaluate.evaluate``
     """

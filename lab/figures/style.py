@@ -3,13 +3,11 @@
 import re
 import textwrap
 import warnings
-from contextlib import suppress
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.font_manager import findSystemFonts, fontManager
+from matplotlib.font_manager import fontManager
 
 from utils import atomic_path
 
@@ -18,7 +16,14 @@ WIDTH = 7.0  # inches: the text's width on A4, so that letters of 8 points are 8
 # faint on white.
 COLORS = ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#56b4e9', '#cc79a7', '#000000')
 MARKERS = 'osD^vPX<>h'  # in grey these tell the lines apart
+# matplotlib takes a character that the first font lacks from the next one
+CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
+                 'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
+if package := find_spec('mplfonts'):
+    for path in Path(package.origin).parent.glob('fonts/NotoSansCJK*'):
+        fontManager.addfont(path)
 plt.rcParams.update({
+    'font.family': ['sans-serif', *(name for name in CHINESE_FONTS if name in fontManager.get_font_names())],
     'font.size': 8, 'axes.titlesize': 8, 'figure.titlesize': 9, 'legend.fontsize': 7.5,
     'axes.prop_cycle': plt.cycler(color=COLORS, marker=MARKERS[:len(COLORS)]), 'lines.markersize': 3.5,
     'lines.linewidth': 1.3, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.3,
@@ -30,8 +35,6 @@ DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithBahdanauAttention': 'Bahdanau attention',
                  'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
 CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
-CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
-                 'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
 
 
 def label(name):
@@ -50,48 +53,31 @@ def line_styles(names):
 
 
 def drawable(texts, width=None, indent=''):
-    """Texts of data (captions, words, names) for a figure that is made after this call. It shows them as they are:
-    matplotlib would take what stands between two $ for a formula. A font is chosen that has their characters.
+    """Captions, words and names as text for a figure. matplotlib takes what stands between two $ for a formula, unless
+    they are escaped.
 
+    :param texts: list of str
     :param width: break longer lines; in Latin letters, a Chinese character is as wide as two. None: break none
     :param indent: before each line that goes on
     :return: list of str
     """
     texts = list(texts)
-    if CHINESE.search(''.join(texts)):
-        add_chinese_fonts()
+    if len(plt.rcParams['font.family']) == 1 and CHINESE.search(''.join(texts)):
+        warnings.warn('no font here has Chinese characters: pip install mplfonts, then restart the kernel',
+                      stacklevel=2)
     if width is not None:
         texts = ['\n'.join(textwrap.fill(line, width // (2 if CHINESE.search(text) else 1), subsequent_indent=indent)
                            for line in text.splitlines()) for text in texts]
     return [text.replace('$', r'\$') for text in texts]
 
 
-@cache
-def add_chinese_fonts():
-    """Let figures take what the usual font lacks from those CHINESE_FONTS that are on this machine or in the package
-    ``mplfonts``. Where there is none, say so, once.
-    """
-    package = find_spec('mplfonts')
-    files = {*findSystemFonts(), *findSystemFonts(package.submodule_search_locations if package else [])}
-    for path in files - {font.fname for font in fontManager.ttflist}:  # installed since matplotlib made its list
-        with suppress(Exception):  # not every file there is a font that can be read
-            fontManager.addfont(path)
-    there = {font.name for font in fontManager.ttflist}
-    found = [name for name in CHINESE_FONTS if name in there]
-    plt.rcParams['font.family'] = ['sans-serif', *found]
-    if not found:
-        warnings.filterwarnings('ignore', 'Glyph .* missing from')
-        print('No font here has Chinese characters: figures show boxes in their place. `pip install mplfonts` brings '
-              'one (on Linux also `apt install fonts-noto-cjk`); then restart the kernel.')
-
-
 def save_figure(figure, path):
     """Write a figure as PNG and beside it as PDF, which LaTeX takes. In the PDF lines and letters are sharp at any
-    size, and pictures as fine as in the PNG. Both are written atomically; their folder is made if need be.
+    size, and pictures as fine as in the PNG.
 
-    :param path: of the PNG
+    :param path: of the PNG; its folder is made if need be
     """
     for kind in ('png', 'pdf'):
         with atomic_path(Path(path).with_suffix(f'.{kind}')) as temporary:
             figure.savefig(temporary, format=kind)
-        figure.set_layout_engine('none')  # it has its places now, and finding them takes long
+        figure.set_layout_engine('none')  # the layout is done once, since it takes long

@@ -1,8 +1,7 @@
-"""Has the code changed? A fingerprint of the source that a training or a test runs, and which TODO is still open."""
+"""Has the code changed? A fingerprint of the source that a training or a test runs."""
 
 import ast
 import hashlib
-import inspect
 import re
 import sys
 from importlib.util import find_spec
@@ -85,15 +84,6 @@ def changed(before, now):
         return before != now and without_comments(before) != without_comments(now)
     except SyntaxError:  # somebody is writing
         return True
-
-
-def open_todo(*functions):
-    """What the first TODO says that is still open in these functions; None: all are done."""
-    for function in functions:
-        for text in inspect.unwrap(function).__code__.co_consts:
-            if isinstance(text, str) and re.match(r'TODO \d+: \S+ ', text):
-                return text
-    return None
 
 
 for _module in modules_of(tests=True):  # now, while they are being loaded: a notebook's kernel lives for hours

@@ -14,14 +14,13 @@ from lab.data.shapes import generate_shapes
 from lab.decode import metrics
 from lab.experiments import compare as module
 from lab.experiments.compare import beam_table, compare, comparison_table, folder_name, mean_scores
-from lab.more import captionnet, ensembles
+from lab.more import captionnet
 from lab.more import decoder as base
 from lab.train.checkpoints import checkpoint_paths, file_digest, read_checkpoint
 from lab.train.resume import fingerprints
 from solver import check_settings
 
 ADAPTIVE = dict(decoder='lab.more.adaptive.DecoderWithAdaptiveAttention')
-CAPTIONNET = dict(decoder='lab.more.captionnet.CaptionNet')
 RUNS = {
     'plain LSTM': dict(attention=False, epochs=1),
     'adaptive': ADAPTIVE,
@@ -109,7 +108,6 @@ def test_every_run_is_trained_and_tested(compared):
     for result in results:
         assert [len(seed['history']) for seed in result['seeds']] == [epochs[result['name']]] * len(result['seeds'])
         for seed in result['seeds']:
-            assert seed['captions_per_beam'][1] == [caption['caption'] for caption in seed['captions']]
             references = [caption['references'] for caption in seed['captions']]
             for row, size, captions in zip(seed['scores'], BEAM_SIZES, seed['captions_per_beam'], strict=True):
                 scores = metrics.scores_of(references, captions) | {'METEOR': meteor(captions), 'beam_size': size}
@@ -152,9 +150,7 @@ EXTRA = lambda code: code + b'\nX = 1\n'
 
 @pytest.mark.parametrize(('edited', 'change', 'expected'), [
     ('solver', lambda code: code.replace(b'"""Cross-entropy', b'"""A loss: cross-entropy'), []),
-    ('models', lambda code: code + b'# a comment\n', []),
-    *[(name, EXTRA, []) for name in ('lab.experiments.compare', 'lab.data.download', 'lab.data.shapes',
-                                     'lab.figures.curves', 'lab.app')],
+    *[(name, EXTRA, []) for name in ('lab.experiments.compare', 'lab.data.shapes', 'lab.figures.curves')],
     ('solver', lambda code: code.replace(b'loss + alpha_c *', b'loss - alpha_c *'), TRAINED),  # caption_loss
     ('lab.more.adaptive', EXTRA, OTHERS), ('lab.decode.beam_search', EXTRA, ['distilled'])])  # the teachers' captions
 def test_code_that_decides_trains_again(again, compared, tmp_path, other_source, edited, change, expected):
@@ -172,7 +168,7 @@ def test_other_settings_train_again(again, compared, run, expected):
     assert same == ('adaptive' not in expected)
 
 
-@pytest.mark.parametrize(('train', 'test', 'expected'), [(24, 6, []), (24, 8, []), (26, 6, TRAINED)])
+@pytest.mark.parametrize(('train', 'test', 'expected'), [(24, 6, []), (26, 8, TRAINED)])
 def test_other_pictures_under_the_same_names(again, cfg, compared, tmp_path, train, test, expected):
     """Training pictures are trained on again, those of the test are captioned again; another folder does not matter."""
     json_path = generate_shapes(tmp_path / 'data', train=train, val=6, test=test)
@@ -241,35 +237,27 @@ def test_every_run_of_the_notebook_is_accepted(tiny_data, tmp_path, no_training)
     ({'a': {}, 'b': dict(start_from='c'), 'c': dict(start_from='b')}, "'b': .*'c'"),
     ({'a': dict(start_from='a')}, "'a': .*'a'"),
     *[({'a': {}, 'b': own}, f"'b': .*{message}") for own, message in (
-        (dict(decoder='lab.more.captionnet.Nope'), 'class Nope'),
-        (dict(decoder='lab.more.cells.DecoderWithCell', decoder_options=dict(cell='gru')), "cell is 'gru'"),
-        (dict(self_critical='mean'), 'self_critical'), (dict(teacher_forcing=0.5), 'teacher_forcing'),
-        (dict(word_vectors='nowhere.txt'), 'nowhere.txt'), (dict(captions='nowhere.json'), 'nowhere.json'),
-        (dict(encoder='resnet7'), 'resnet7'), (dict(seed=7), 'seed'), (dict(batchsize=3), 'batchsize.*batch_size'))],
-    ({'a': {}, 'b': dict(start_from='a', decoder_dim=20)}, "'b': .*'a'"),
+        (dict(decoder='lab.more.captionnet.Nope'), 'class Nope'), (dict(self_critical='mean'), 'self_critical'),
+        (dict(teacher_forcing=0.5), 'teacher_forcing'), (dict(encoder='resnet7'), 'resnet7'),
+        (dict(seed=7), 'seed'), (dict(batchsize=3), 'batchsize.*batch_size'))],
     ({'a': {}, 'b': dict(data_name='nothing')}, 'TEST_IMAGES_nothing.hdf5'),
     ({'lr 1e-3': {}, 'lr 1e+3': {}}, 'lr_1e_3')])
-def test_what_cannot_be_is_said_before_anything_is_trained(cfg, tmp_path, no_training, runs, message):
+def test_wrong_settings_are_refused_before_any_training(cfg, tmp_path, no_training, runs, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         compare(runs, cfg, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(('owner', 'name', 'own'), [
-    (base, 'true_or_own', CAPTIONNET | dict(teacher_forcing=(1.0, 0.5))),
-    *[(captionnet.CaptionNet, name, CAPTIONNET) for name in ('one_step', 'word_scores')],
-    *[(ensembles.Ensemble, 'step', {key: ['a']}) for key in ('ensemble', 'distill')],
-    (module.word_vectors, 'load', dict(word_vectors=__file__)),
-    (module, 'surrogate_loss', dict(start_from='a', self_critical='mean'))])
-def test_an_open_todo_is_said_first_where_it_is_needed(cfg, tmp_path, monkeypatch, no_training, owner, name, own):
+@pytest.mark.parametrize(('owner', 'name'), [
+    (base, 'true_or_own'), (captionnet.CaptionNet, 'one_step'), (captionnet.CaptionNet, 'word_scores')])
+def test_an_open_todo_of_a_decoder_stops_before_any_training(cfg, tmp_path, monkeypatch, no_training, owner, name):
     def to_do(*_):
         raise NotImplementedError('TODO 13: Ensemble.step is still to do: follow its steps in lab/more/ensembles.py')
 
     monkeypatch.setattr(owner, name, to_do)
+    own = dict(decoder='lab.more.captionnet.CaptionNet', teacher_forcing=(1.0, 0.5))
     with pytest.raises(NotImplementedError, match='TODO 13'):
         compare({'a': {}, 'b': own}, cfg, tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        compare({'a': {}, 'b': dict(attention=False)}, cfg, tmp_path)
 
 
 # --- Tables ---
@@ -288,9 +276,12 @@ def test_tables_by_hand():
         return dict(parameters=1234, best_epoch=best, epochs=9, scores=scores, captions_beam_size=3,
                     train_seconds=10 * (5 + best), reference_words=9.5)
 
-    results = [dict(name='one', seeds=[seed(0.1, 4), seed(0.2, 5, METEOR=0.3)]),  # a metric that was there just once
+    results = [dict(name='one', seeds=[seed(0.1, 4, METEOR=0.3), seed(0.2, 5)]),  # a metric that was there just once
                dict(name='two', seeds=[seed(0.3, 9)])]
-    one, two = columns(comparison_table(results))
+    few = dict(name='few', seeds=[seed(0.3, 9)])
+    del few['seeds'][0]['scores'][1]  # tested with beam 1 alone
+    one, two, few = columns(comparison_table([*results, few]))
+    assert few['BLEU-4, beam 1'] == '0.310' and few['BLEU-4, beam 3'] == few['CIDEr-D, beam 3'] == ''
     assert one == {'decoder': 'one', 'parameters': '1,234', 'best epoch': '4 of 9, 5 of 9',
                    'BLEU-4, beam 1': '0.160 ± 0.071', 'BLEU-4, beam 3': '0.180 ± 0.071',
                    'BLEU-1, beam 3': '0.500 ± 0.000', 'CIDEr-D, beam 3': '0.800 ± 0.000', 'minutes': '1.6'}

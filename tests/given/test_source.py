@@ -7,11 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
-from lab.more import decoder, ensembles
 from lab.train.model import find_decoder
-from lab.train.source import ROOT, code_digest, edited, modules_of, open_todo
+from lab.train.source import ROOT, code_digest, edited, modules_of
 
 MINE = 'my_own_decoder'
 
@@ -93,12 +91,3 @@ def test_what_a_decoder_is_built_on_counts(name):
     kind = find_decoder(dict(decoder=f'lab.more.{name}'))
     used = {getattr(value, '__module__', None) for value in vars(sys.modules[kind.__module__]).values()}
     assert {module for module in used if (module or '').startswith('lab.')} <= set(modules_of(f'lab.more.{name}'))
-
-
-def test_open_todos(monkeypatch):
-    def to_do(*_):
-        raise NotImplementedError('TODO 13: Ensemble.step is still to do: follow its steps in lab/more/ensembles.py')
-
-    assert open_todo(decoder.true_or_own, ensembles.Ensemble.step) is None
-    monkeypatch.setattr(ensembles.Ensemble, 'step', torch.no_grad()(to_do))
-    assert open_todo(decoder.true_or_own, ensembles.Ensemble.step).startswith('TODO 13: Ensemble.step is')
