@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from create_input_files import InputFilesError, create_input_files
+from create_input_files import create_input_files
 from lab.data.shapes import generate_shapes
 from lab.data.tokenizers import by_name
 from lab.data.vocabulary import load_word_map
@@ -85,7 +85,7 @@ def test_tokens(name, raw, tokens):
 
 def test_rjieba_is_not_installed(chinese, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'rjieba', None)
-    with pytest.raises(InputFilesError, match='rjieba.*pip install'):
+    with pytest.raises(ImportError, match='rjieba.*pip install'):
         prepare(chinese, tmp_path / 'data', 'rjieba')
     assert not (tmp_path / 'data').exists()
 
