@@ -290,7 +290,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                 if needed > free:
                     raise ValueError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
                                      f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
-                # The HDF5 files get their names last, since they stand for a complete set.
+                # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
                 parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
                 attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
                 kept = {}

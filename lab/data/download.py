@@ -86,10 +86,6 @@ TIMEOUT = 30  # seconds without a byte
 CHUNK = 2 ** 14  # bytes; where a connection breaks off, the last, incomplete chunk is lost
 
 
-class DownloadError(ValueError):
-    """Something that a person has to do; the message says what."""
-
-
 def wanted(source, json_path):
     """What is to be taken out of a source's archive: list of paths in the set's folder.
 
@@ -110,7 +106,7 @@ def receive(url, part, size):
     """Fetch what is missing of a file, in one request. The rest of a file that breaks off comes with the next call.
 
     :raises requests.RequestException: no answer, a refusal, or the connection broke
-    :raises DownloadError: this is another file
+    :raises ValueError: this is another file
     """
     start = bytes_of(part)
     headers = {'Accept-Encoding': 'identity', **({'Range': f'bytes={start}-'} if start else {})}
@@ -120,7 +116,7 @@ def receive(url, part, size):
             start = 0
         total = start + int(response.headers.get('Content-Length', size - start))
         if total != size or 'text/html' in response.headers.get('Content-Type', ''):
-            raise DownloadError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
+            raise ValueError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
                                 'asks for a login')
         with open(part, 'ab' if start else 'wb') as file, tqdm(desc=part.stem, total=size, initial=start, unit='B',
                                                               unit_scale=True, unit_divisor=1000) as bar:
@@ -135,7 +131,7 @@ def fetch(source, archive, part):
     """Fetch an archive. It gets its name when it is complete and its checksum is right.
 
     :param part: the file that holds what has come so far
-    :raises DownloadError: it cannot be had
+    :raises ValueError: it cannot be had
     """
     by_hand = f'fetch it in another way, put it as {archive}, and run this again'
     failures = 0
@@ -147,9 +143,9 @@ def fetch(source, archive, part):
             why = f'the server answers {status} {error.response.reason}' if status else type(error).__name__
             failures = 0 if bytes_of(part) > before else failures + 1
             if status in (401, 403, 404, 410):
-                raise DownloadError(f'{source.url}: {why}; {by_hand}') from error
+                raise ValueError(f'{source.url}: {why}; {by_hand}') from error
             if failures == ATTEMPTS:
-                raise DownloadError(f'{source.url} cannot be fetched ({why}): run this again where there is internet '
+                raise ValueError(f'{source.url} cannot be fetched ({why}): run this again where there is internet '
                                     f'(on a cluster: the login node), or {by_hand}') from error
             print(f'{archive.name}: {why}, trying again')
             time.sleep(PAUSE * 2 ** failures)
@@ -159,7 +155,7 @@ def fetch(source, archive, part):
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != digest:
         part.unlink()
-        raise DownloadError(f'{source.url} arrived damaged (its {algorithm} is {found}, not {digest}) and is deleted: '
+        raise ValueError(f'{source.url} arrived damaged (its {algorithm} is {found}, not {digest}) and is deleted: '
                             'run this again')
     part.rename(archive)
 
@@ -168,7 +164,7 @@ def unpack(archive, missing, folder):
     """Take files out of a zip, each by its name, in whatever folder of the zip it lies.
 
     :param missing: the paths that they get in ``folder``
-    :raises DownloadError: the zip is damaged or lacks one
+    :raises ValueError: the zip is damaged or lacks one
     """
     path_of = {posixpath.basename(path): path for path in missing}
     try:
@@ -180,9 +176,9 @@ def unpack(archive, missing, folder):
                       open(temporary, 'wb') as file):
                     shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(f'{archive} is damaged ({error}): delete it and run this again') from error
+        raise ValueError(f'{archive} is damaged ({error}): delete it and run this again') from error
     if lacking := path_of.keys() - members.keys():
-        raise DownloadError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
+        raise ValueError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
                             'delete it, it is another archive, and run this again')
 
 
@@ -191,7 +187,7 @@ def download(name, folder):
 
     :param name: one of ``SOURCES``
     :param folder: of this set, such as data/raw/coco
-    :raises DownloadError: a source cannot be had, is damaged, or the disk is too small
+    :raises ValueError: a source cannot be had, is damaged, or the disk is too small
     """
     for source in SOURCES[name]:
         paths = wanted(source, folder / f'dataset_{name}.json')
@@ -202,13 +198,13 @@ def download(name, folder):
         archive = folder / source.archive
         part = archive.with_name(archive.name + '.part')
         if not archive.exists() and source.url is None:
-            raise DownloadError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as '
+            raise ValueError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as '
                                 f'{archive}, or all .jpg files into {folder / "images"} (if it is no zip), and run '
                                 'this again')
         if not archive.exists():
             needed, free = 2 * source.size - bytes_of(part), shutil.disk_usage(folder).free  # a zip of JPEGs doubles
             if needed > free:
-                raise DownloadError(f'{folder}: too little disk space, {archive.name} and what is unpacked of it need '
+                raise ValueError(f'{folder}: too little disk space, {archive.name} and what is unpacked of it need '
                                     f'{needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room or choose '
                                     'another --folder')
             fetch(source, archive, part)

@@ -39,8 +39,8 @@ COLOR_JITTER = (4, 0.03, 0.04)  # largest change of hue (degrees), saturation an
 SIZES = {"small": (0.24, 0.28), "large": (0.40, 0.46)}  # longer side of the box, share of the picture
 BACKGROUNDS = ("plain", "shaded", "striped", "checkered", "dotted", "cloudy")
 
-LARGE_SHARE = 0.75  # objects planned large; fewer stay so where three must find room
-PAIR_SHARE = 0.18  # scenes of two or three objects in which two are alike
+LARGE_PROBABILITY = 0.75  # of an object that is planned; fewer stay large where three must find room
+PAIR_PROBABILITY = 0.18  # that of two or three objects two are alike
 MAX_TURN = 12  # degrees
 MARGIN = 6  # free pixels between two boxes, and between a box and the picture's edge
 CLEAR_AXIS = 1.4  # one object is beside (or above) another only if that axis dominates by this factor
@@ -131,12 +131,12 @@ def arrange(rng, masks, pair):
 def plan_objects(rng):
     """One to three objects with shape, color, size, mask (h, w), box and rgb (3,)."""
     number = int(rng.integers(1, 4))
-    pair = number > 1 and rng.random() < PAIR_SHARE
+    pair = number > 1 and rng.random() < PAIR_PROBABILITY
     kinds = rng.choice(len(SHAPES) * len(COLORS), number - pair, replace=False)  # never alike by chance
     kinds = [(SHAPES[kind % len(SHAPES)], list(COLORS)[kind // len(SHAPES)]) for kind in kinds]
     kinds = kinds[:1] * pair + kinds
     while True:
-        sizes = ["large" if rng.random() < LARGE_SHARE else "small" for _ in kinds]
+        sizes = ["large" if rng.random() < LARGE_PROBABILITY else "small" for _ in kinds]
         if pair:
             sizes[1] = sizes[0]
         masks = [draw_mask(shape, SIZE * rng.uniform(*SIZES[size]), rng.uniform(-MAX_TURN, MAX_TURN))
@@ -240,13 +240,13 @@ OPENINGS = {1: ("there is", "", "the picture shows", "we see"),
             2: ("there are", "", "the picture shows", "we see")}
 NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4}
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
-# How often captions take the usual choice. These shares set how well a speaker who always takes it can score:
-# BLEU-4 is then about 0.89 against the five captions.
+# Probabilities of the usual choice. They set how well a speaker who always takes it can score: BLEU-4 is then about
+# 0.89 against the five captions.
 USUAL_WORD = 0.58
 USUAL_OPENING = 0.45
-BACKWARD_SHARE = 0.1  # captions that begin with the last object
-WITH_SHARE = 0.4  # captions that say "a star with a ring below it" rather than "a star above a ring"
-BACKGROUND_SHARE = 0.4  # captions that mention the background
+BACKWARD_PROBABILITY = 0.1  # a caption begins with the last object
+WITH_PROBABILITY = 0.4  # "a star with a ring below it" rather than "a star above a ring"
+BACKGROUND_PROBABILITY = 0.4  # a caption mentions the background
 
 
 def plural(word):
@@ -265,8 +265,8 @@ def write_caption(scene, rng=None):
     :return: lowercase words joined by spaces, no punctuation
     """
 
-    def chance(share):
-        return rng is not None and rng.random() < share
+    def chance(probability):
+        return rng is not None and rng.random() < probability
 
     def pick(words, usual=USUAL_WORD):
         return words[rng.integers(1, len(words))] if len(words) > 1 and chance(1 - usual) else words[0]
@@ -283,13 +283,13 @@ def write_caption(scene, rng=None):
         groups.setdefault((item["color"], item["shape"]), []).append(item)
     # From the top left to the bottom right: the first is then always to the left of or above the others.
     groups = sorted(groups.values(), key=lambda group: np.mean([sum(centre(item["box"])) for item in group]))
-    first = groups.pop(-1 if chance(BACKWARD_SHARE) else 0)
-    rest = groups[::-1] if chance(BACKWARD_SHARE) else groups
+    first = groups.pop(-1 if chance(BACKWARD_PROBABILITY) else 0)
+    rest = groups[::-1] if chance(BACKWARD_PROBABILITY) else groups
 
     words = [pick(OPENINGS[len(first)], USUAL_OPENING), describe(first)]
     if len(first) == 2 and not rest:
         words.append(pick(PAIR_WORDS[relation(first[0]["box"], first[1]["box"])]))
-    turned, it = bool(rest) and chance(WITH_SHARE), "it" if len(first) == 1 else "them"
+    turned, it = bool(rest) and chance(WITH_PROBABILITY), "it" if len(first) == 1 else "them"
     parts = []  # others in the same place share one relation: "above a ring and a heart"
     for place, others in groupby(rest, key=lambda group: relation(first[0]["box"], group[0]["box"])):
         named = " and ".join(describe(group) for group in others)
@@ -298,7 +298,7 @@ def write_caption(scene, rng=None):
         else:
             parts.append(f"{pick(RELATION_WORDS[place])} {named}")
     words += ["with" if turned else "", " and ".join(parts)]
-    if chance(BACKGROUND_SHARE):
+    if chance(BACKGROUND_PROBABILITY):
         words.append(f"on a {scene['background']} background")
     return " ".join(word for word in words if word)
 

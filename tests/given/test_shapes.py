@@ -214,7 +214,7 @@ def judged(tmp_path):
     ("there are two large red circles above a small blue star", {("red", "circle"): 2, ("blue", "star"): 1}),
     ("two green pluses and a white box", {("green", "cross"): 2, ("white", "square"): 1}),
     ("a black hoop and a black ring", {("black", "ring"): 2}),
-    ("a red disc and a heart", {("red", "circle"): 1, (None, "heart"): 1}),
+    ("two red discs and heart", {("red", "circle"): 2, (None, "heart"): 1}),
     ("a red on a plain background", {}), ("", {})])
 def test_named_objects(caption, counter):
     assert shapes.named_objects(caption.split()) == Counter(counter)
