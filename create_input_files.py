@@ -131,8 +131,8 @@ def refuse_shared(pictures):
     if shared:
         one = next(iter(shared.values()))
         raise ValueError(f"{one.file}: this image is in the splits {split_of[one.name]} and {one.split}; "
-                              f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only, or "
-                              "allow this with --allow-shared-images (allow_shared_images=True)")
+                         f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only, or allow "
+                         "this with --allow-shared-images (allow_shared_images=True)")
 
 
 def choose_captions(picture, captions_per_image, seed):

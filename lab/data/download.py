@@ -117,7 +117,7 @@ def receive(url, part, size):
         total = start + int(response.headers.get('Content-Length', size - start))
         if total != size or 'text/html' in response.headers.get('Content-Type', ''):
             raise ValueError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
-                                'asks for a login')
+                             'asks for a login')
         with open(part, 'ab' if start else 'wb') as file, tqdm(desc=part.stem, total=size, initial=start, unit='B',
                                                               unit_scale=True, unit_divisor=1000) as bar:
             for chunk in response.iter_content(CHUNK):
@@ -146,7 +146,7 @@ def fetch(source, archive, part):
                 raise ValueError(f'{source.url}: {why}; {by_hand}') from error
             if failures == ATTEMPTS:
                 raise ValueError(f'{source.url} cannot be fetched ({why}): run this again where there is internet '
-                                    f'(on a cluster: the login node), or {by_hand}') from error
+                                 f'(on a cluster: the login node), or {by_hand}') from error
             print(f'{archive.name}: {why}, trying again')
             time.sleep(PAUSE * 2 ** failures)
     algorithm, _, digest = source.checksum.partition(':')
@@ -156,7 +156,7 @@ def fetch(source, archive, part):
     if found != digest:
         part.unlink()
         raise ValueError(f'{source.url} arrived damaged (its {algorithm} is {found}, not {digest}) and is deleted: '
-                            'run this again')
+                         'run this again')
     part.rename(archive)
 
 
@@ -179,7 +179,7 @@ def unpack(archive, missing, folder):
         raise ValueError(f'{archive} is damaged ({error}): delete it and run this again') from error
     if lacking := path_of.keys() - members.keys():
         raise ValueError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
-                            'delete it, it is another archive, and run this again')
+                         'delete it, it is another archive, and run this again')
 
 
 def download(name, folder):
@@ -199,14 +199,14 @@ def download(name, folder):
         part = archive.with_name(archive.name + '.part')
         if not archive.exists() and source.url is None:
             raise ValueError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as '
-                                f'{archive}, or all .jpg files into {folder / "images"} (if it is no zip), and run '
-                                'this again')
+                             f'{archive}, or all .jpg files into {folder / "images"} (if it is no zip), and run '
+                             'this again')
         if not archive.exists():
             needed, free = 2 * source.size - bytes_of(part), shutil.disk_usage(folder).free  # a zip of JPEGs doubles
             if needed > free:
                 raise ValueError(f'{folder}: too little disk space, {archive.name} and what is unpacked of it need '
-                                    f'{needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room or choose '
-                                    'another --folder')
+                                 f'{needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room or choose '
+                                 'another --folder')
             fetch(source, archive, part)
         unpack(archive, missing, folder)
         if source.url:  # what a person brought stays
