@@ -12,9 +12,9 @@ restval), VAL and TEST:
 - ``TRAIN_CAPLENS_{base}.json``: N * k lengths, words + 2;
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
-Each file gets its name when it is complete. The next run keeps the complete HDF5 files of a run that was stopped or
-killed, and does nothing if all ten files are there. Of two runs on one folder the second waits for the first. Where
-another program has files of these names, this one's get the base ``{dataset}-2_...``.
+The ten files get their names when all are complete; until then, older ones stay as they are. A run does nothing if
+they are there. Of two runs on one folder the second waits for the first. Where another program has files of these
+names, this one's get the base ``{dataset}-2_...``.
 
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.
@@ -34,7 +34,7 @@ import random
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -45,16 +45,12 @@ from tqdm import tqdm
 from lab.data import tokenizers
 from lab.data.images import ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption
-from utils import atomic_path, one_process_in
+from utils import atomic_path, one_process_in, read_json
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 2
 AT_ONCE = 256  # pictures that are decoded before the next ones begin: so many wait in memory at most
-
-
-class InputFilesError(ValueError):
-    """Input that cannot be used, or an output folder that cannot be written; the message says what to do."""
 
 
 def sha256(value):
@@ -71,6 +67,7 @@ class Picture(NamedTuple):
     :ivar split: TRAIN, VAL or TEST
     :ivar captions: all token lists; ``usable``: those of 1 to max_len words
     :ivar stamp: (bytes, modification time in ns) of the file; None if it is missing
+    :ivar problem: why the picture cannot be used, as far as this is seen before decoding; None if it can
     """
 
     name: str
@@ -79,6 +76,7 @@ class Picture(NamedTuple):
     captions: list
     usable: list
     stamp: tuple | None
+    problem: str | None
 
 
 def read_karpathy(path, image_folder, max_len, cut=None):
@@ -86,81 +84,72 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     :param cut: function that splits a sentence's ``raw`` into tokens; None: take its ``tokens``
     :return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file
     """
-    def tokens(sentence):
-        found = cut(sentence["raw"]) if cut else sentence["tokens"]
-        if not isinstance(found, (list, tuple)):
-            raise TypeError(f"'tokens' is a {type(found).__name__}, no list")
-        # tokens of raw.split(' ') may be empty or hold blanks and line breaks
-        return [word for token in found for word in token.split()]
-
+    content = Path(path).expanduser().read_bytes()
     try:
-        content = Path(path).expanduser().read_bytes()
         data = json.loads(content)
-    except OSError as error:
-        raise InputFilesError(f"{path}: the Karpathy JSON cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise InputFilesError(f"{path}: this is not a valid JSON file in UTF-8 ({error})") from error
+        raise ValueError(f"{path}: this is not a valid JSON file in UTF-8 ({error})") from error
     pictures = []
     try:
         for entry in tqdm(data["images"], desc="checking images", unit="image", delay=2):
-            # intern keeps each word in memory once
-            captions = [[sys.intern(word) for word in tokens(sentence)] for sentence in entry["sentences"]]
-            usable = [caption for caption in captions if 0 < len(caption) <= max_len]
-            name = posixpath.normpath(posixpath.join(entry.get("filepath") or "", entry["filename"]))
-            file = os.path.join(image_folder, name)
-            status = os.stat(file) if os.path.isfile(file) else None
-            stamp = status and (status.st_size, status.st_mtime_ns)
-            pictures.append(Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp))
+            pictures.append(read_entry(entry, image_folder, max_len, cut))
     except (AttributeError, KeyError, TypeError) as error:
-        raise InputFilesError(
+        raise ValueError(
             f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
             f"'sentences', each with a list of words as 'tokens', or with a text as 'raw' for --tokenizer "
             f"({type(error).__name__}: {error})") from error
     return pictures, hashlib.sha256(content).hexdigest()
 
 
-def sort_out(pictures, skip_bad):
-    """Find what cannot be used, before any decoding begins.
-
-    :return: usable pictures; bad ones, each with the reason; pictures without a usable caption
-    """
-    usable, bad, too_long = [], [], []
-    for picture in pictures:
-        reason = None
-        if picture.stamp is None:
-            reason = "the file is missing"
-        elif picture.stamp[0] == 0:
-            reason = "the file is empty (0 bytes)"
-        elif not picture.captions:
-            reason = "the JSON has no captions for it"
-        if reason:
-            bad.append((picture, reason))
-        else:
-            (usable if picture.usable else too_long).append(picture)
-    if bad and not skip_bad:
-        picture, reason = bad[0]
-        raise InputFilesError(f"{picture.file}: {reason}; {len(bad)} of {len(pictures)} images are missing, empty or "
-                              "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
-    return usable, bad, too_long
+def read_entry(entry, image_folder, max_len, cut):
+    """:return: the ``Picture`` of one of the JSON's ``images``; the other parameters as of :func:`read_karpathy`"""
+    captions = []
+    for sentence in entry["sentences"]:
+        tokens = cut(sentence["raw"]) if cut else sentence["tokens"]
+        if isinstance(tokens, str):
+            raise TypeError("'tokens' is a text, no list")
+        # tokens of raw.split(' ') may be empty or hold blanks and line breaks; intern keeps each word in memory once
+        captions.append([sys.intern(word) for token in tokens for word in token.split()])
+    usable = [caption for caption in captions if 0 < len(caption) <= max_len]
+    name = posixpath.normpath(posixpath.join(entry.get("filepath") or "", entry["filename"]))
+    file = os.path.join(image_folder, name)
+    stamp = problem = None
+    if os.path.isfile(file):
+        status = os.stat(file)
+        stamp = status.st_size, status.st_mtime_ns
+    if stamp is None:
+        problem = "the file is missing"
+    elif stamp[0] == 0:
+        problem = "the file is empty (0 bytes)"
+    elif not captions:
+        problem = "the JSON has no captions for it"
+    return Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp, problem)
 
 
 def refuse_shared(pictures):
-    """:raises InputFilesError: a picture is in two splits"""
+    """:raises ValueError: a picture is in two splits"""
     split_of = {}
     shared = {p.name: p for p in pictures if split_of.setdefault(p.name, p.split) != p.split}
     if shared:
         one = next(iter(shared.values()))
-        raise InputFilesError(f"{one.file}: this image is in the splits {split_of[one.name]} and {one.split}; "
-                              f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only, or "
-                              "allow this with --allow-shared-images (allow_shared_images=True)")
+        raise ValueError(f"{one.file}: this image is in the splits {split_of[one.name]} and {one.split}; "
+                         f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only, or allow "
+                         "this with --allow-shared-images (allow_shared_images=True)")
+
+
+def choose_captions(picture, captions_per_image, seed):
+    """Choose exactly ``captions_per_image`` captions: a random sample, or all of them and random repeats.
+
+    The choice depends on the seed and the image alone, not on what other images there are.
+    """
+    captions = picture.usable
+    rng = random.Random(f"{seed} {picture.name}")
+    if len(captions) > captions_per_image:
+        return rng.sample(captions, captions_per_image)
+    return captions + rng.choices(captions, k=captions_per_image - len(captions))
 
 
 # --- Writing the files ---
-
-
-def write_json(path, content):
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content), encoding="utf-8")
 
 
 def decode(picture, image_size):
@@ -171,45 +160,49 @@ def decode(picture, image_size):
         return str(error).removeprefix(f"{picture.file}: ")
 
 
-def write_images(path, pictures, image_size, attributes, skip_bad, workers):
-    """Write the HDF5 file of a split. If some images cannot be decoded, this is done once more without them.
+def without(left_out, pictures):
+    return [picture for number, picture in enumerate(pictures) if number not in left_out]
+
+
+def write_images(path, pictures, image_size, attributes, workers, skip_bad, left_out=None):
+    """Write the HDF5 file of a split.
 
     :param attributes: of the file, all but ``pictures``
     :param workers: threads that decode
+    :param skip_bad: if some pictures turn out to be damaged, write the file once more without them
+    :param left_out: pictures that are known to be damaged: dict number -> reason
+    :return: ``left_out`` with all that were found
     """
-    shape, left_out = (3, image_size, image_size), {}  # number of a picture -> why it cannot be decoded
-    while True:
-        numbers = [number for number in range(len(pictures)) if number not in left_out]
-        kept = [pictures[number] for number in numbers]
-        if pictures and not kept:
-            raise InputFilesError(f"no image of the split {pictures[0].split} can be decoded: {left_out[0]}")
-        attributes = {**attributes, "pictures": sha256([FORMAT_VERSION, shape, [(p.name, p.stamp) for p in kept]])}
-        strings = {"references": [json.dumps([c for c in picture.captions if c]) for picture in kept],
-                   "names": [picture.name for picture in kept]}
-        if left_out:
-            strings["left_out"] = [json.dumps(pair) for pair in left_out.items()]
-        bad = {}
-        with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor(workers) as pool,
-              tqdm(desc="decoding", unit="image", total=len(kept)) as bar):
-            file.attrs.update(attributes)
-            for name, values in strings.items():
-                file.create_dataset(name, data=values, dtype=h5py.string_dtype())
-            images = file.create_dataset("images", (len(kept), *shape), "uint8")
-            for start in range(0, len(kept), AT_ONCE):
-                pixels = pool.map(partial(decode, image_size=image_size), kept[start:start + AT_ONCE])
-                for row, found in enumerate(pixels, start):
-                    if isinstance(found, str):
-                        bad[numbers[row]] = found
-                    else:
-                        images[row] = found
-                    bar.update()
-        if not bad:
-            return
-        if not skip_bad:
-            number, reason = next(iter(bad.items()))
-            raise InputFilesError(f"{pictures[number].file}: {reason}; {len(bad)} of {len(kept)} images are damaged; "
-                                  "replace them or leave them out with --skip-bad (skip_bad=True)")
-        left_out |= bad
+    left_out, damaged, shape = left_out or {}, {}, (3, image_size, image_size)
+    numbers, kept = without(left_out, range(len(pictures))), without(left_out, pictures)
+    fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in kept]])
+    strings = {"references": [json.dumps([c for c in picture.captions if c]) for picture in kept],
+               "names": [picture.name for picture in kept]}
+    if left_out:
+        strings["left_out"] = [json.dumps(pair) for pair in left_out.items()]
+    with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor(workers) as pool,
+          tqdm(desc="decoding", unit="image", total=len(kept)) as bar):
+        file.attrs.update({**attributes, "pictures": fingerprint})
+        for name, values in strings.items():
+            file.create_dataset(name, data=values, dtype=h5py.string_dtype())
+        images = file.create_dataset("images", (len(kept), *shape), "uint8")
+        for start in range(0, len(kept), AT_ONCE):
+            pixels = pool.map(partial(decode, image_size=image_size), kept[start:start + AT_ONCE])
+            for row, found in enumerate(pixels, start):
+                if isinstance(found, str):
+                    damaged[numbers[row]] = found
+                else:
+                    images[row] = found
+                bar.update()
+    if not damaged:
+        return left_out
+    number, reason = next(iter(damaged.items()))
+    if not skip_bad:
+        raise ValueError(f"{pictures[number].file}: {reason}; {len(damaged)} of {len(kept)} images are damaged; "
+                         "replace them or leave them out with --skip-bad (skip_bad=True)")
+    if len(damaged) == len(kept):
+        raise ValueError(f"no image of the split {pictures[0].split} can be decoded: {reason}")
+    return write_images(path, pictures, image_size, attributes, workers, skip_bad, left_out | damaged)
 
 
 def read_header(path):
@@ -225,32 +218,14 @@ def read_header(path):
         return None, {}
 
 
-class Files:
-    """Paths of the ten: ``images``, ``captions``, ``lengths`` by split, ``word_map``; ``jsons`` are the last seven."""
-
-    def __init__(self, folder, data_name):
-        self.images, self.captions, self.lengths = (
-            {split: folder / f"{split}_{kind}_{data_name}.{ending}" for split in SPLITS}
-            for kind, ending in (("IMAGES", "hdf5"), ("CAPTIONS", "json"), ("CAPLENS", "json")))
-        self.word_map = folder / f"WORDMAP_{data_name}.json"
-        self.jsons = [*self.captions.values(), *self.lengths.values(), self.word_map]
-
-    def of_another_program(self):
-        """Whether one of these names belongs to a file that this module did not write."""
-        fingerprints = [read_header(path)[0] for path in self.images.values()]
-        return "" in fingerprints or not any(fingerprints) and any(path.exists() for path in self.jsons)
-
-
-def choose_captions(picture, captions_per_image, seed):
-    """Choose exactly ``captions_per_image`` captions: a random sample, or all of them and random repeats.
-
-    The choice depends on the seed and the image alone, not on what other images there are.
-    """
-    captions = picture.usable
-    rng = random.Random(f"{seed} {picture.name}")
-    if len(captions) > captions_per_image:
-        return rng.sample(captions, captions_per_image)
-    return captions + rng.choices(captions, k=captions_per_image - len(captions))
+def base_name(folder, dataset, ending):
+    """The name that all files have in common: ``{dataset}_{ending}``, or ``{dataset}-2_{ending}`` and so on where
+    another program has files of that name."""
+    for number in itertools.count(1):
+        name = f"{dataset}-{number}_{ending}" if number > 1 else f"{dataset}_{ending}"
+        fingerprints = [read_header(folder / f"{split}_IMAGES_{name}.hdf5")[0] for split in SPLITS]
+        if "" not in fingerprints and (any(fingerprints) or not [*folder.glob(f"*_{glob.escape(name)}.json")]):
+            return name
 
 
 # --- The whole run ---
@@ -279,84 +254,80 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens), ``bad_images`` (list
         of {image, split, reason}), ``too_long_images`` (names of images without a caption of 1 to max_len words) and
         ``already_there`` (True when nothing had to be done)
-    :raises InputFilesError: bad input or output folder, a picture in two splits, too little disk space; nothing
-        half-written is left
+    :raises ValueError: bad input, a picture in two splits, too little disk space
+    :raises OSError: the JSON file cannot be read, or the output folder cannot be written
     """
-    if captions_per_image < 1:
-        raise InputFilesError(f"captions_per_image must be at least 1, not {captions_per_image}")
     folder, image_folder = Path(output_folder).expanduser(), Path(image_folder).expanduser()
-    for number in itertools.count(1):
-        name = dataset if number == 1 else f"{dataset}-{number}"
-        data_name = f"{name}_{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq"
-        files = Files(folder, data_name)
-        if not files.of_another_program():
-            break
-        print(f"The files of {data_name} in {folder} may be another program's: they stay, this set gets another name.")
+    data_name = base_name(folder, dataset, f"{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq")
+    images = {split: folder / f"{split}_IMAGES_{data_name}.hdf5" for split in SPLITS}
+    captions = {split: folder / f"{split}_CAPTIONS_{data_name}.json" for split in SPLITS}
+    lengths = {split: folder / f"{split}_CAPLENS_{data_name}.json" for split in SPLITS}
+    vocabulary = folder / f"WORDMAP_{data_name}.json"
+    jsons = [*captions.values(), *lengths.values(), vocabulary]
 
-    try:
-        cut = tokenizers.by_name(tokenizer) if tokenizer else None
-    except ImportError as error:
-        raise InputFilesError(str(error)) from None
-    pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len, cut)
-    usable, bad, too_long = sort_out(pictures, skip_bad)
+    pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len,
+                                        tokenizers.by_name(tokenizer) if tokenizer else None)
+    bad = [(picture, picture.problem) for picture in pictures if picture.problem]
+    if bad and not skip_bad:
+        picture, problem = bad[0]
+        raise ValueError(f"{picture.file}: {problem}; {len(bad)} of {len(pictures)} images are missing, empty or "
+                         "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
+    usable = [picture for picture in pictures if not picture.problem and picture.usable]
+    too_long = [picture for picture in pictures if not picture.problem and not picture.usable]
     if not allow_shared_images:
         refuse_shared(usable)
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
-        raise InputFilesError(f"{karpathy_json_path}: there is no usable image in the training split")
+        raise ValueError(f"{karpathy_json_path}: there is no usable image in the training split")
     settings = [captions_per_image, min_word_freq, max_len, seed, image_size, skip_bad]
     fingerprint = sha256([FORMAT_VERSION, json_hash, [picture.stamp for picture in pictures], *map(int, settings),
                           *[tokenizer] * bool(tokenizer)])
-    attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
 
-    def is_complete(split):
-        return read_header(files.images[split])[0] == fingerprint
+    def is_complete():
+        headers = [read_header(path)[0] for path in images.values()]
+        return headers == [fingerprint] * 3 and all(path.is_file() for path in jsons)
 
-    already_there = all(map(is_complete, SPLITS)) and all(path.is_file() for path in files.jsons)
-    try:
+    already_there = is_complete()
+    if not already_there:
         folder.mkdir(parents=True, exist_ok=True)
-        # two notebooks may be started at once: the second waits here, then finds the files of the first
-        with nullcontext() if already_there else one_process_in(folder):
-            for part in folder.glob(f".*_IMAGES_{glob.escape(data_name)}.hdf5.*.part"):  # of a run that was killed
+        with one_process_in(folder), ExitStack() as stack:
+            for part in folder.glob(f".*_{glob.escape(data_name)}.*.part"):  # of a run that was killed
                 part.unlink()
-            unfinished = [split for split in SPLITS if not is_complete(split)]
-            total = sum(len(of_split[split]) for split in unfinished)
-            needed, free = total * 3 * image_size ** 2, shutil.disk_usage(folder).free
-            if needed > free:
-                raise InputFilesError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
-                                      f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
-            for split in unfinished:
-                with atomic_path(files.images[split]) as temporary:
-                    write_images(temporary, of_split[split], image_size, attributes, skip_bad, workers)
-                    for path in files.jsons:  # an older set with other settings ends here
-                        path.unlink(missing_ok=True)
-
-            left_out = {split: read_header(path)[1] for split, path in files.images.items()}
-            kept = {split: [picture for number, picture in enumerate(of_split[split]) if number not in left_out[split]]
-                    for split in SPLITS}
-            words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long ones as well
-            word_map = build_word_map(words_from, min_word_freq)
-            if not already_there:
+            if not is_complete():  # two notebooks may be started at once: the second finds the files of the first
+                needed, free = len(usable) * 3 * image_size ** 2, shutil.disk_usage(folder).free
+                if needed > free:
+                    raise ValueError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
+                                     f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
+                # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
+                parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
+                attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
+                kept = {}
+                for split, pictures in of_split.items():
+                    left_out = write_images(parts[images[split]], pictures, image_size, attributes, workers, skip_bad)
+                    kept[split] = without(left_out, pictures)
+                words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long as well
+                contents = {vocabulary: build_word_map(words_from, min_word_freq)}
                 for split in SPLITS:
-                    captions = [caption for picture in kept[split]
-                                for caption in choose_captions(picture, captions_per_image, seed)]
-                    encoded = [encode_caption(caption, word_map, max_len) for caption in captions]
-                    write_json(files.captions[split], encoded)
-                    write_json(files.lengths[split], [len(caption) + 2 for caption in captions])
-                write_json(files.word_map, word_map)
-    except OSError as error:
-        raise InputFilesError(f"{folder}: the output folder cannot be written ({error.strerror or error})") from error
+                    chosen = [caption for picture in kept[split]
+                              for caption in choose_captions(picture, captions_per_image, seed)]
+                    contents[captions[split]] = [encode_caption(caption, contents[vocabulary], max_len)
+                                                 for caption in chosen]
+                    contents[lengths[split]] = [len(caption) + 2 for caption in chosen]
+                for path, content in contents.items():
+                    parts[path].write_text(json.dumps(content), encoding="utf-8")
 
-    bad += [(of_split[split][number], reason) for split in SPLITS for number, reason in left_out[split].items()]
-    summary = {"data_name": data_name, "splits": {}, "vocab_size": len(word_map), "already_there": already_there,
-               "bad_images": [{"image": p.name, "split": p.split, "reason": reason} for p, reason in bad],
-               "too_long_images": [picture.name for picture in too_long]}
-    for split in SPLITS:
-        unusable = [picture for picture in too_long if picture.split == split]
+    summary = {"data_name": data_name, "splits": {}, "vocab_size": len(read_json(vocabulary, "delete it")),
+               "already_there": already_there, "too_long_images": [picture.name for picture in too_long]}
+    for split, pictures in of_split.items():
+        left_out = read_header(images[split])[1]
+        bad += [(pictures[number], reason) for number, reason in left_out.items()]
+        kept, unusable = without(left_out, pictures), [picture for picture in too_long if picture.split == split]
         summary["splits"][split] = {
-            "images": len(kept[split]), "captions": len(kept[split]) * captions_per_image,
-            "captions_left_out": sum(len(p.captions) - len(p.usable) for p in kept[split] + unusable),
+            "images": len(kept), "captions": len(kept) * captions_per_image,
+            "captions_left_out": sum(len(picture.captions) - len(picture.usable) for picture in kept + unusable),
             "images_left_out": len(unusable) + sum(picture.split == split for picture, _ in bad)}
+    summary["bad_images"] = [{"image": picture.name, "split": picture.split, "reason": reason}
+                             for picture, reason in bad]
     print_summary(summary, folder)
     return summary
 
@@ -377,27 +348,24 @@ def print_summary(summary, folder):
 def main(arguments=None):
     """Command line. :return: exit code, 0, or 1 after an error in the input"""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-
-    def option(name, **kwargs):
-        parser.add_argument("--" + name, "--" + name.replace("-", "_"), dest=name.replace("-", "_"), **kwargs)
-
-    option("dataset", required=True, help="a name for the set, such as flickr8k; part of the file names")
-    option("karpathy-json-path", required=True, help="JSON file with images, splits and tokenised captions")
-    option("image-folder", required=True, help="folder with the images named in the JSON")
-    option("captions-per-image", type=int, default=5, help="default: %(default)s")
-    option("min-word-freq", type=int, default=5, help="rarer words become <unk>; default: %(default)s")
-    option("output-folder", default=".", help="where to write; default: here")
-    option("max-len", type=int, default=50, help="longest caption, in words; default: %(default)s")
-    option("seed", type=int, default=123, help="for the choice of captions; default: %(default)s")
-    option("workers", type=int, help="threads that decode; default: a few more than there are CPU cores")
-    option("skip-bad", action="store_true",
+    option = parser.add_argument
+    option("--dataset", required=True, help="a name for the set, such as flickr8k; part of the file names")
+    option("--karpathy-json-path", required=True, help="JSON file with images, splits and tokenised captions")
+    option("--image-folder", required=True, help="folder with the images named in the JSON")
+    option("--captions-per-image", type=int, default=5, help="default: %(default)s")
+    option("--min-word-freq", type=int, default=5, help="rarer words become <unk>; default: %(default)s")
+    option("--output-folder", default=".", help="where to write; default: here")
+    option("--max-len", type=int, default=50, help="longest caption, in words; default: %(default)s")
+    option("--seed", type=int, default=123, help="for the choice of captions; default: %(default)s")
+    option("--workers", type=int, help="threads that decode; default: a few more than there are CPU cores")
+    option("--skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
-    option("tokenizer", choices=tokenizers.NAMES,
+    option("--tokenizer", choices=tokenizers.NAMES,
            help="split each raw sentence into Chinese words (rjieba) or single characters; default: take its tokens")
-    option("allow-shared-images", action="store_true", help="accept pictures that are in two splits")
+    option("--allow-shared-images", action="store_true", help="accept pictures that are in two splits")
     try:
         create_input_files(**vars(parser.parse_args(arguments)))
-    except InputFilesError as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

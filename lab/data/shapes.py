@@ -1,15 +1,11 @@
 """The lab's own data set: pictures of coloured shapes with five captions each, drawn by this program.
 
 Every picture depends only on (seed, split, index), so a small set is the beginning of a larger one.
-
-    python -m lab.data.shapes --output data/shapes --train 1200 --val 150 --test 150 --seed 0
 """
 
-import argparse
 import colorsys
 import json
 import math
-import re
 from collections import Counter
 from itertools import combinations, groupby
 from pathlib import Path
@@ -43,8 +39,8 @@ COLOR_JITTER = (4, 0.03, 0.04)  # largest change of hue (degrees), saturation an
 SIZES = {"small": (0.24, 0.28), "large": (0.40, 0.46)}  # longer side of the box, share of the picture
 BACKGROUNDS = ("plain", "shaded", "striped", "checkered", "dotted", "cloudy")
 
-LARGE_SHARE = 0.75  # objects planned large; fewer stay so where three must find room
-PAIR_SHARE = 0.18  # scenes of two or three objects in which two are alike
+LARGE_PROBABILITY = 0.75  # of an object that is planned; fewer stay large where three must find room
+PAIR_PROBABILITY = 0.18  # that of two or three objects two are alike
 MAX_TURN = 12  # degrees
 MARGIN = 6  # free pixels between two boxes, and between a box and the picture's edge
 CLEAR_AXIS = 1.4  # one object is beside (or above) another only if that axis dominates by this factor
@@ -56,33 +52,27 @@ GRID = np.mgrid[:SIZE, :SIZE].astype(np.float32)  # y and x of every pixel
 # ------------------------------------------------------------------------------------------ drawing
 
 
-def _outline(shape):
-    """The corners of a shape, (n, 2), in any scale, y pointing down."""
-    turn = 2 * np.pi * np.arange(72) / 72
-    if shape in ("circle", "ring"):
-        return np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    if shape == "square":
-        return np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)], float)
-    if shape == "triangle":
-        return np.array([(0, -1), (0.93, 0.7), (-0.93, 0.7)])
-    if shape == "star":
-        angle = np.pi * np.arange(10) / 5 - np.pi / 2
-        radius = np.where(np.arange(10) % 2, 0.44, 1.0)
-        return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
-    if shape == "cross":
-        a = 0.34
-        return np.array([(-a, -1), (a, -1), (a, -a), (1, -a), (1, a), (a, a),
-                         (a, 1), (-a, 1), (-a, a), (-1, a), (-1, -a), (-a, -a)])
-    if shape == "heart":
-        y = 13 * np.cos(turn) - 5 * np.cos(2 * turn) - 2 * np.cos(3 * turn) - np.cos(4 * turn)
-        return np.stack([16 * np.sin(turn) ** 3, -y], axis=1)
-    raise ValueError(f"unknown shape {shape!r}")
+TURN = 2 * np.pi * np.arange(72) / 72
+CIRCLE = np.cos(TURN), np.sin(TURN)
+STAR_TURN, STAR_RADIUS = np.pi * np.arange(10) / 5 - np.pi / 2, np.array([1, 0.44] * 5)
+ARM = 0.34  # half the width of a cross's arm
+OUTLINES = {  # x and y of each shape's corners in any scale, y pointing down
+    "circle": CIRCLE,
+    "square": ((-1.0, 1, 1, -1), (-1.0, -1, 1, 1)),
+    "triangle": ((0, 0.93, -0.93), (-1, 0.7, 0.7)),
+    "star": (STAR_RADIUS * np.cos(STAR_TURN), STAR_RADIUS * np.sin(STAR_TURN)),
+    "cross": ((-ARM, ARM, ARM, 1, 1, ARM, ARM, -ARM, -ARM, -1, -1, -ARM),
+              (-1, -1, -ARM, -ARM, ARM, ARM, 1, 1, ARM, ARM, -ARM, -ARM)),
+    "ring": CIRCLE,
+    "heart": (16 * np.sin(TURN) ** 3,
+              -(13 * np.cos(TURN) - 5 * np.cos(2 * TURN) - 2 * np.cos(3 * TURN) - np.cos(4 * TURN))),
+}
 
 
-def _draw_mask(shape, side, degrees):
+def draw_mask(shape, side, degrees):
     """A shape turned by ``degrees``, its longer side ``side`` pixels: coverage (h, w) in 0..1, cut tight."""
     turn = np.deg2rad(degrees)
-    points = _outline(shape) @ np.array([(np.cos(turn), np.sin(turn)), (-np.sin(turn), np.cos(turn))])
+    points = np.stack(OUTLINES[shape], axis=1) @ np.array([(np.cos(turn), np.sin(turn)), (-np.sin(turn), np.cos(turn))])
     points -= points.min(axis=0)
     points *= side * SUPERSAMPLE / points.max()
     pixels = int(np.ceil(side)) + 1
@@ -97,20 +87,20 @@ def _draw_mask(shape, side, degrees):
     return mask[rows[0]:rows[-1] + 1, columns[0]:columns[-1] + 1]
 
 
-def _jittered_color(rng, color):
+def jittered_color(rng, color):
     """An RGB colour (3,), 0..1, that anyone would still call ``color``."""
     hue, saturation, value = np.array(COLORS[color]) + rng.uniform(-1, 1, 3) * COLOR_JITTER
     return np.array(colorsys.hsv_to_rgb(hue % 360 / 360, np.clip(saturation, 0, 1), np.clip(value, 0, 1)),
                     np.float32)
 
 
-def _centre(box):
+def centre(box):
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
 
 
 def relation(box, other):
     """Where ``box`` lies seen from ``other``: "left", "right", "above" or "below"; None if it is unclear."""
-    (x, y), (other_x, other_y) = _centre(box), _centre(other)
+    (x, y), (other_x, other_y) = centre(box), centre(other)
     dx, dy = x - other_x, y - other_y
     if abs(dx) > CLEAR_AXIS * abs(dy):
         return "left" if dx < 0 else "right"
@@ -119,7 +109,7 @@ def relation(box, other):
     return None
 
 
-def _place(rng, masks, pair):
+def arrange(rng, masks, pair):
     """Boxes for the masks: apart from each other, in clear relations; None if many random layouts all fail.
 
     :param pair: True if the first two objects are alike; a third must then lie on one side of both
@@ -138,36 +128,36 @@ def _place(rng, masks, pair):
     return None
 
 
-def _plan_objects(rng):
+def plan_objects(rng):
     """One to three objects with shape, color, size, mask (h, w), box and rgb (3,)."""
     number = int(rng.integers(1, 4))
-    pair = number > 1 and rng.random() < PAIR_SHARE
+    pair = number > 1 and rng.random() < PAIR_PROBABILITY
     kinds = rng.choice(len(SHAPES) * len(COLORS), number - pair, replace=False)  # never alike by chance
     kinds = [(SHAPES[kind % len(SHAPES)], list(COLORS)[kind // len(SHAPES)]) for kind in kinds]
     kinds = kinds[:1] * pair + kinds
     while True:
-        sizes = ["large" if rng.random() < LARGE_SHARE else "small" for _ in kinds]
+        sizes = ["large" if rng.random() < LARGE_PROBABILITY else "small" for _ in kinds]
         if pair:
             sizes[1] = sizes[0]
-        masks = [_draw_mask(shape, SIZE * rng.uniform(*SIZES[size]), rng.uniform(-MAX_TURN, MAX_TURN))
+        masks = [draw_mask(shape, SIZE * rng.uniform(*SIZES[size]), rng.uniform(-MAX_TURN, MAX_TURN))
                  for (shape, _), size in zip(kinds, sizes, strict=True)]
-        boxes = _place(rng, masks, pair)
+        boxes = arrange(rng, masks, pair)
         if boxes:
             break
     objects = [{"shape": shape, "color": color, "size": size, "box": box, "mask": mask,
-                "rgb": _jittered_color(rng, color)}
+                "rgb": jittered_color(rng, color)}
                for (shape, color), size, box, mask in zip(kinds, sizes, boxes, masks, strict=True)]
-    return sorted(objects, key=lambda item: sum(_centre(item["box"])))
+    return sorted(objects, key=lambda item: sum(centre(item["box"])))
 
 
-def _waves(angle, period, phase):
+def waves(angle, period, phase):
     """Signed distance in pixels (256, 256) to the borders of bands ``period / 2`` wide at ``angle``."""
     y, x = GRID
     along = (x * math.cos(angle) + y * math.sin(angle)) / period + phase
     return (0.25 - abs(along % 1 - 0.5)) * period
 
 
-def _pattern(rng, kind):
+def pattern(rng, kind):
     """How much of the second tone shows at each pixel, (256, 256) in 0..1."""
     angle, phase, other_phase = rng.uniform(0, math.pi), rng.random(), rng.random()
     if kind == "plain":
@@ -177,26 +167,24 @@ def _pattern(rng, kind):
         ramp = x * math.cos(2 * angle) + y * math.sin(2 * angle)
         return (ramp - ramp.min()) / (ramp.max() - ramp.min())
     if kind == "striped":
-        return np.clip(_waves(angle, rng.uniform(20, 40), phase) + 0.5, 0, 1)
+        return np.clip(waves(angle, rng.uniform(20, 40), phase) + 0.5, 0, 1)
     if kind == "checkered":
         tilt, period = math.radians(rng.uniform(-10, 10)), rng.uniform(36, 60)
-        a = np.clip(_waves(tilt, period, phase) + 0.5, 0, 1)
-        b = np.clip(_waves(tilt + math.pi / 2, period, other_phase) + 0.5, 0, 1)
+        a = np.clip(waves(tilt, period, phase) + 0.5, 0, 1)
+        b = np.clip(waves(tilt + math.pi / 2, period, other_phase) + 0.5, 0, 1)
         return a + b - 2 * a * b
     if kind == "dotted":
         spacing = rng.uniform(20, 32)
         y, x = GRID
         u, v = (x / spacing + phase) % 1 - 0.5, (y / spacing + other_phase) % 1 - 0.5
         return np.clip(spacing * (0.26 - np.hypot(u, v)) + 0.5, 0, 1)
-    if kind == "cloudy":
-        clouds = sum(weight * np.asarray(Image.fromarray(rng.random((cells, cells)).astype(np.float32))
-                                         .resize((SIZE, SIZE), Image.Resampling.BICUBIC))
-                     for cells, weight in ((6, 1.0), (14, 0.5), (40, 0.25)))
-        return (clouds - clouds.min()) / (clouds.max() - clouds.min())
-    raise ValueError(f"unknown background {kind!r}")
+    clouds = sum(weight * np.asarray(Image.fromarray(rng.random((cells, cells)).astype(np.float32))
+                                     .resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+                 for cells, weight in ((6, 1.0), (14, 0.5), (40, 0.25)))  # cloudy
+    return (clouds - clouds.min()) / (clouds.max() - clouds.min())
 
 
-def _draw_background(rng, object_colors):
+def draw_background(rng, object_colors):
     """A muted background that hides none of the objects: its kind and (256, 256, 3) float, 0..1."""
     kind = BACKGROUNDS[rng.integers(len(BACKGROUNDS))]
     taken = rgb2lab(np.array(object_colors))
@@ -210,10 +198,10 @@ def _draw_background(rng, object_colors):
         if lightness.min() >= 25 and lightness.max() <= 92 and contrast.min() >= MIN_CONTRAST:
             break
     first, second = lab2rgb(tones).astype(np.float32)
-    return kind, first + (second - first) * _pattern(rng, kind)[..., None]
+    return kind, first + (second - first) * pattern(rng, kind)[..., None]
 
 
-def _paint(canvas, item):
+def paint(canvas, item):
     """Lay one object over ``canvas`` (256, 256, 3), in place."""
     x0, y0, x1, y1 = item["box"]
     canvas[y0:y1, x0:x1] += (item["rgb"] - canvas[y0:y1, x0:x1]) * item["mask"][..., None]
@@ -227,10 +215,10 @@ def draw_scene(rng):
         ``{"shape", "color", "size", "box"}``, box ``[x0, y0, x1, y1]`` in pixels, right and bottom exclusive;
         objects go from the top left to the bottom right
     """
-    objects = _plan_objects(rng)
-    kind, canvas = _draw_background(rng, [item["rgb"] for item in objects])
+    objects = plan_objects(rng)
+    kind, canvas = draw_background(rng, [item["rgb"] for item in objects])
     for item in objects:
-        _paint(canvas, item)
+        paint(canvas, item)
     image = np.round(canvas.clip(0, 1) * 255).astype(np.uint8)
     return image, {"background": kind,
                    "objects": [{key: item[key] for key in ("shape", "color", "size", "box")}
@@ -252,21 +240,21 @@ OPENINGS = {1: ("there is", "", "the picture shows", "we see"),
             2: ("there are", "", "the picture shows", "we see")}
 NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4}
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
-# How often captions take the usual choice. These shares set how well a speaker who always takes it can score:
-# BLEU-4 is then about 0.89 against the five captions.
+# Probabilities of the usual choice. They set how well a speaker who always takes it can score: BLEU-4 is then about
+# 0.89 against the five captions.
 USUAL_WORD = 0.58
 USUAL_OPENING = 0.45
-BACKWARD_SHARE = 0.1  # captions that begin with the last object
-WITH_SHARE = 0.4  # captions that say "a star with a ring below it" rather than "a star above a ring"
-BACKGROUND_SHARE = 0.4  # captions that mention the background
+BACKWARD_PROBABILITY = 0.1  # a caption begins with the last object
+WITH_PROBABILITY = 0.4  # "a star with a ring below it" rather than "a star above a ring"
+BACKGROUND_PROBABILITY = 0.4  # a caption mentions the background
 
 
-def _plural(word):
+def plural(word):
     return word + ("es" if word.endswith(("s", "x")) else "s")
 
 
 SHAPE_OF_WORD = {form: shape for shape, words in SHAPE_WORDS.items()
-                 for word in words for form in (word, _plural(word))}
+                 for word in words for form in (word, plural(word))}
 
 
 def write_caption(scene, rng=None):
@@ -277,8 +265,8 @@ def write_caption(scene, rng=None):
     :return: lowercase words joined by spaces, no punctuation
     """
 
-    def chance(share):
-        return rng is not None and rng.random() < share
+    def chance(probability):
+        return rng is not None and rng.random() < probability
 
     def pick(words, usual=USUAL_WORD):
         return words[rng.integers(1, len(words))] if len(words) > 1 and chance(1 - usual) else words[0]
@@ -287,21 +275,21 @@ def write_caption(scene, rng=None):
         item = group[0]
         shape, size = pick(SHAPE_WORDS[item["shape"]]), pick(SIZE_WORDS[item["size"]])
         if len(group) == 2:
-            return f"two {size} {item['color']} {_plural(shape)}"
+            return f"two {size} {item['color']} {plural(shape)}"
         return f"a {size} {item['color']} {shape}"
 
     groups = {}  # objects of one colour and shape are mentioned together
     for item in scene["objects"]:
         groups.setdefault((item["color"], item["shape"]), []).append(item)
     # From the top left to the bottom right: the first is then always to the left of or above the others.
-    groups = sorted(groups.values(), key=lambda group: np.mean([sum(_centre(item["box"])) for item in group]))
-    first = groups.pop(-1 if chance(BACKWARD_SHARE) else 0)
-    rest = groups[::-1] if chance(BACKWARD_SHARE) else groups
+    groups = sorted(groups.values(), key=lambda group: np.mean([sum(centre(item["box"])) for item in group]))
+    first = groups.pop(-1 if chance(BACKWARD_PROBABILITY) else 0)
+    rest = groups[::-1] if chance(BACKWARD_PROBABILITY) else groups
 
     words = [pick(OPENINGS[len(first)], USUAL_OPENING), describe(first)]
     if len(first) == 2 and not rest:
         words.append(pick(PAIR_WORDS[relation(first[0]["box"], first[1]["box"])]))
-    turned, it = bool(rest) and chance(WITH_SHARE), "it" if len(first) == 1 else "them"
+    turned, it = bool(rest) and chance(WITH_PROBABILITY), "it" if len(first) == 1 else "them"
     parts = []  # others in the same place share one relation: "above a ring and a heart"
     for place, others in groupby(rest, key=lambda group: relation(first[0]["box"], group[0]["box"])):
         named = " and ".join(describe(group) for group in others)
@@ -310,7 +298,7 @@ def write_caption(scene, rng=None):
         else:
             parts.append(f"{pick(RELATION_WORDS[place])} {named}")
     words += ["with" if turned else "", " and ".join(parts)]
-    if chance(BACKGROUND_SHARE):
+    if chance(BACKGROUND_PROBABILITY):
         words.append(f"on a {scene['background']} background")
     return " ".join(word for word in words if word)
 
@@ -338,126 +326,75 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     :param train: number of pictures in the split; likewise ``val`` and ``test``
     :param seed: 0 or more; every picture depends on (seed, split, index) alone
     :return: path of the JSON file
-    :raises ValueError: for a negative number, or no picture at all
-    :raises OSError: if the folder cannot be written
     """
-    counts = {"train": train, "val": val, "test": test}
-    for name, value in {**counts, "seed": seed}.items():
-        if value < 0:
-            raise ValueError(f"{name} must be 0 or more, not {value}")
-    if not sum(counts.values()):
-        raise ValueError("train, val and test are all 0: ask for at least one picture")
-
-    folder = Path(output_folder).expanduser() / "images"
-    json_path = folder.with_name(JSON_NAME)
+    folder = Path(output_folder).expanduser()
+    json_path, counts = folder / JSON_NAME, {"train": train, "val": val, "test": test}
     settings = {"dataset": "shapes", "version": VERSION, "seed": seed, "counts": counts}
     names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
-    if _is_complete(json_path, settings, folder, names):
-        return json_path
-    folder.mkdir(parents=True, exist_ok=True)
-    with one_process_in(folder.parent):  # two notebooks may be started at once: the second finds what the first drew
-        if not _is_complete(json_path, settings, folder, names):
-            _draw(folder, json_path, names, settings)
+
+    def is_complete():
+        try:
+            content = json.loads(json_path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return False
+        same = all(content.get(key) == value for key, value in settings.items())
+        return same and all((folder / "images" / name).exists() for name in names)
+
+    if not is_complete():
+        folder.mkdir(parents=True, exist_ok=True)
+        with one_process_in(folder):  # two notebooks may be started at once: the second finds what the first drew
+            if not is_complete():
+                draw_set(folder, json_path, names, settings)
     return json_path
 
 
-def _draw(folder, json_path, names, settings):
+def draw_set(folder, json_path, names, settings):
     """Draw all pictures, then write the JSON file.
 
     :param names: dict file name -> (split, index)
     """
     json_path.unlink(missing_ok=True)  # from here on the set is incomplete
-    for path in folder.iterdir():
-        if re.fullmatch(r"(train|val|test)_\d{5,}\.png", path.name) and path.name not in names:
-            path.unlink()
-
-    images, sentid = [], 0
+    images = []
     for imgid, (name, (split, i)) in enumerate(tqdm(names.items(), desc="drawing shapes", unit="image")):
         rng = np.random.default_rng([settings["seed"], SPLITS.index(split), i])
         image, scene = draw_scene(rng)
-        with atomic_path(folder / name) as temporary:
+        with atomic_path(folder / "images" / name) as temporary:
             Image.fromarray(image).save(temporary, format="PNG", compress_level=1)
-        sentences = [{"tokens": caption.split(), "raw": caption, "imgid": imgid, "sentid": sentid + k}
-                     for k, caption in enumerate(write_captions(scene, rng))]
-        sentid += len(sentences)
-        images.append({"filepath": "images", "filename": name, "split": split, "imgid": imgid,
-                       "sentids": [sentence["sentid"] for sentence in sentences], "sentences": sentences,
-                       **scene})
+        sentids = list(range(imgid * CAPTIONS_PER_IMAGE, (imgid + 1) * CAPTIONS_PER_IMAGE))
+        sentences = [{"tokens": caption.split(), "raw": caption, "imgid": imgid, "sentid": sentid}
+                     for sentid, caption in zip(sentids, write_captions(scene, rng), strict=True)]
+        images.append({"filepath": "images", "filename": name, "split": split, "imgid": imgid, "sentids": sentids,
+                       "sentences": sentences, **scene})
     with atomic_path(json_path) as temporary:
         temporary.write_text(json.dumps({**settings, "images": images}), encoding="utf-8")
-
-
-def _is_complete(json_path, settings, folder, names):
-    try:
-        content = json.loads(json_path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return False
-    same = isinstance(content, dict) and {key: content.get(key) for key in settings} == settings
-    return same and folder.is_dir() and set(names) <= {path.name for path in folder.iterdir()}
 
 
 # ---------------------------------------------------------------------------- judging a caption
 
 
-def _mentions(tokens):
-    """(position, number, color, shape) of every shape word; color is None where none was said."""
-    mentions, number, color = [], 1, None
+def shape_words(tokens):
+    """The shape words of a caption, synonyms and plurals made canonical: list of (position, number, color, shape).
+
+    ``number`` is 1 and ``color`` None where the caption names none.
+    """
+    words, number, color = [], 1, None
     for position, token in enumerate(tokens):
         if token in NUMBERS:
             number, color = NUMBERS[token], None
         elif token in COLORS:
             color = token
         elif token in SHAPE_OF_WORD:
-            mentions.append((position, number, color, SHAPE_OF_WORD[token]))
+            words.append((position, number, color, SHAPE_OF_WORD[token]))
             number, color = 1, None
-    return mentions
-
-
-def shape_words(tokens):
-    """The shape words of a caption: list of (position, color, shape), synonyms and plurals made canonical.
-
-    ``color`` is None for a shape named without a colour.
-    """
-    return [(position, color, shape) for position, _, color, shape in _mentions(tokens)]
+    return words
 
 
 def named_objects(tokens):
-    """How often a caption names each (color, shape): Counter; "two red discs" -> {("red", "circle"): 2}.
-
-    A shape without a colour counts under (None, shape), a shape without a number once.
-    """
+    """How often a caption names each (color, shape): Counter; "two red discs" -> {("red", "circle"): 2}."""
     counter = Counter()
-    for _, number, color, shape in _mentions(tokens):
+    for _, number, color, shape in shape_words(tokens):
         counter[color, shape] += number
     return counter
-
-
-def names_every_object(tokens, objects):
-    """True if a caption names exactly the objects of a scene: no more, no fewer, each in its colour.
-
-    :param tokens: list of words
-    :param objects: list of ``{"color", "shape", ...}``
-    """
-    return named_objects(tokens) == Counter((item["color"], item["shape"]) for item in objects)
-
-
-def attention_hits(tokens, alphas, objects):
-    """Pointing game: does the attention peak lie in the box of the object that is being named?
-
-    A hit is an object of the colour and shape that the word names, see ``boxes.pointing_game``.
-
-    :param tokens: list of words
-    :param alphas: (len(tokens), h, w), one attention map per word; array or CPU tensor
-    :param objects: the scene's objects, boxes in pixels of the 256 x 256 picture
-    :return: list of (word, hit, chance), one per shape word
-    :raises ValueError: if alphas do not fit the tokens
-    """
-    if np.ndim(alphas) != 3 or len(alphas) != len(tokens):
-        raise ValueError(f"alphas must be (len(tokens), h, w) = ({len(tokens)}, h, w), not {np.shape(alphas)}")
-    named = [(position, (color, shape)) for position, color, shape in shape_words(tokens)]
-    boxes = [((item["color"], item["shape"]), item["box"]) for item in objects]
-    return [(tokens[position], hit, chance)
-            for position, hit, chance in pointing_game(named, alphas, boxes, (SIZE, SIZE))]
 
 
 def attention_per_word(captions):
@@ -479,46 +416,33 @@ VISUAL_WORDS = {*COLORS, *SHAPE_OF_WORD}  # what is seen; the others could be gu
 def judge_captions(captions, json_path):
     """Check the captions of a whole split against what was drawn.
 
+    A caption is right if it names exactly the objects of the scene: no more, no fewer, each in its colour. The
+    attention of a shape word is a hit if it peaks in the box of an object of the colour and shape that the word names,
+    see ``boxes.pointing_game``.
+
     :param captions: list of dicts of ``evaluate.caption_split``: ``name``, ``caption``, ``alphas`` (or None)
     :param json_path: the data set's JSON file
-    :return: dict: ``images``; ``named``, share of captions that name every object in its colour and nothing
-        else; ``wrong``, the numbers of the others; ``pointing`` and ``chance``, share of shape words whose
-        attention peaks in the box of the object named, and what random peaks would reach (both None without
-        attention); ``words``, the same for each word: dict word -> list of (hit, chance). None for a data set
-        whose objects nobody knows
+    :return: dict: ``images``; ``named``, fraction of captions that are right; ``wrong``, the numbers of the others;
+        ``pointing`` and ``chance``, fraction of hits, and what random peaks would reach (both None without attention);
+        ``words``, the same for each word: dict word -> list of (hit, chance). None for a data set whose objects nobody
+        knows
     """
     json_path = Path(json_path).expanduser()
     if not json_path.exists():
         return None
     images = json.loads(json_path.read_text(encoding="utf-8"))["images"]
-    objects = {f"{image['filepath']}/{image['filename']}": image["objects"] for image in images}
-    wrong = [i for i, c in enumerate(captions) if not names_every_object(c["caption"], objects[c["name"]])]
-    words = {}
-    for c in captions:
+    boxes_of = {f"{image['filepath']}/{image['filename']}":
+                [((item["color"], item["shape"]), item["box"]) for item in image["objects"]] for image in images}
+    wrong, words = [], {}
+    for i, c in enumerate(captions):
+        boxes = boxes_of[c["name"]]
+        if named_objects(c["caption"]) != Counter(kind for kind, _ in boxes):
+            wrong.append(i)
         if c["alphas"] is not None and c["caption"]:
-            for word, hit, chance in attention_hits(c["caption"], c["alphas"], objects[c["name"]]):
-                words.setdefault(word, []).append((hit, chance))
+            named = [(position, (color, shape)) for position, _, color, shape in shape_words(c["caption"])]
+            for position, hit, chance in pointing_game(named, c["alphas"], boxes, (SIZE, SIZE)):
+                words.setdefault(c["caption"][position], []).append((hit, chance))
     pairs = [pair for of_word in words.values() for pair in of_word]
     pointing, chance = np.mean(pairs, axis=0).tolist() if pairs else (None, None)
     return {"images": len(captions), "named": 1 - len(wrong) / max(len(captions), 1), "wrong": wrong,
             "pointing": pointing, "chance": chance, "words": words}
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description="Draw the data set of coloured shapes.")
-    parser.add_argument("--output", required=True, help="folder of the data set")
-    for split, number in (("train", 1200), ("val", 150), ("test", 150)):
-        parser.add_argument(f"--{split}", type=int, default=number, help=f"pictures (default {number})")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(arguments)
-    try:
-        path = generate_shapes(args.output, args.train, args.val, args.test, args.seed)
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"cannot write to {args.output}: {error.strerror or error}; choose another --output")
-    print(f"complete: {path}")
-
-
-if __name__ == "__main__":
-    main()

@@ -49,16 +49,13 @@ def test_items(make, tiny_data, split, images):
         assert every == [] if split == 'TRAIN' else torch.equal(*every, of_picture)
 
 
-def test_transform_gets_the_uint8_image(make):
-    image = make(transform=lambda pixels: pixels.float() / 255)[7][0]
-    assert image.dtype == torch.float32 and torch.equal(image, make()[7][0].float() / 255)
-
-
-def test_features_take_the_images_place(make, tmp_path):
+def test_a_transform_of_images_and_features_in_their_place(make, tmp_path):
     grids = torch.arange(2 * 24 * 2 * 3 * 4, dtype=torch.float16).view(2, 24, 2, 3, 4)
     files = [tmp_path / 'features.npy', tmp_path / 'mirrored.npy']
     for path, values in zip(files, grids, strict=True):
         np.save(path, values.numpy())
+    image = make(transform=lambda pixels: pixels.float() / 255)[7][0]
+    assert torch.equal(image, make()[7][0].float() / 255)
     dataset = make(features=files, transform=lambda _: pytest.fail('a transform is for pixels'))
     for i in (0, 4, 5, 119):
         assert dataset[i][0].dtype == torch.float16 and torch.equal(dataset[i][0], grids[0, i // 5])
@@ -101,18 +98,16 @@ def test_pictures_whose_captions_speak_of_a_side_are_not_mirrored(make):
 # --- Files that cannot be used ---
 
 
-@pytest.mark.parametrize('split', ['train', None])
-def test_wrong_split(make, split):
-    with pytest.raises(ValueError, match=f"{split!r}.*'TRAIN', 'VAL' or 'TEST'"):
-        make(split)
+def test_wrong_split(make):
+    with pytest.raises(ValueError, match="'train'.*'TRAIN', 'VAL' or 'TEST'"):
+        make('train')
 
 
 @pytest.mark.parametrize('content', [b'', b'version https://git-lfs.github.com/spec/v1\n', None])
 def test_an_hdf5_file_that_cannot_be_read_is_named(copied, content):
     path = CaptionDataset.path_of_images(*copied, 'VAL')
     path.write_bytes(path.read_bytes()[:5000] if content is None else content)
-    for read in (lambda: CaptionDataset(*copied, 'VAL'), lambda: content_digest(*copied, 'VAL'),
-                 lambda: load_images(path, [0])):
+    for read in (lambda: CaptionDataset(*copied, 'VAL'), lambda: load_images(path, [0])):
         with pytest.raises(ValueError, match=f'{path.name} cannot be read'):
             read()
 
@@ -131,15 +126,13 @@ def test_files_of_different_runs_are_refused(copied, kind, change):
 
 @pytest.mark.parametrize('kind', ['VAL_IMAGES', 'VAL_CAPTIONS', 'VAL_CAPLENS', 'WORDMAP'])
 def test_missing_and_cut_files_are_named(copied, kind):
-    folder, name = copied
-    path, = folder.glob(f'{kind}_*')
-    for left in (20, 0, None):
-        if left is None:
-            path.unlink()
-        else:
-            os.truncate(path, left)
-        with pytest.raises(FileNotFoundError if left is None else ValueError, match=path.name):
-            CaptionDataset(folder, name, 'VAL')
+    path, = copied[0].glob(f'{kind}_*')
+    os.truncate(path, 20)
+    with pytest.raises(ValueError, match=path.name):
+        CaptionDataset(*copied, 'VAL')
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
+        CaptionDataset(*copied, 'VAL')
 
 
 @pytest.mark.parametrize('part', ['WORDMAP', 'CAPTIONS', 'CAPLENS', 'names', 'references', 'pixels'])
