@@ -34,8 +34,10 @@ class Decoder(nn.Module):
         :return: predictions, a ``PackedSequence`` of (words, vocab_size); sorted captions; decode lengths;
             with attention: alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
         """
-        encoder_out, captions, decode_lengths, sort_ind = longest_first(encoder_out, encoded_captions, caption_lengths)
-        state, memory = self.start(encoder_out)
+        lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
+        sort_ind, decode_lengths = sort_ind.to(encoder_out.device), (lengths - 1).tolist()
+        captions = encoded_captions[sort_ind]
+        state, memory = self.start(encoder_out[sort_ind])
         words, predictions, alphas = captions[:, 0], [], []
         sizes = [sum(length > t for length in decode_lengths) for t in range(max(decode_lengths))]
         for t, n in enumerate(sizes):  # of captions sorted by length, the first n are still running
@@ -53,14 +55,13 @@ class Decoder(nn.Module):
         return predictions, captions, decode_lengths, alphas, sort_ind
 
 
-def longest_first(encoder_out, encoded_captions, caption_lengths):
-    """Sort a batch as packed sequences want it.
+def weighted_sum(alpha, V):
+    """sum over i of alpha_i v_i
 
-    :return: encoder_out and captions in that order, decode lengths (list), sort indices
+    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
+    :return: (batch_size, d), or (batch_size, steps, d)
     """
-    lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
-    sort_ind = sort_ind.to(encoder_out.device)
-    return encoder_out[sort_ind], encoded_captions[sort_ind], (lengths - 1).tolist(), sort_ind
+    return torch.einsum('b...p,bpd->b...d', alpha, V)
 
 
 def true_or_own(true_words, scores, teacher_forcing):

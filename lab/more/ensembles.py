@@ -105,17 +105,18 @@ def load_ensemble(paths, device=None):
     :raises ValueError: the checkpoints have different vocabularies
     """
     models = [load_model(path, device) for path in paths]
-    first, keys, encoders = models[0], [], {}
+    first = models[0]
     for path, model in zip(paths, models, strict=True):
         if model.word_map != first.word_map:
             raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
-        keys.append((encoder_digest(model.encoder), model.encoder.encoded_image_size))
-        encoders.setdefault(keys[-1], model.encoder)
+    keys = [(encoder_digest(model.encoder), model.encoder.encoded_image_size) for model in models]
+    encoders = dict(zip(keys, (model.encoder for model in models), strict=True))  # equal ones once
     encoder, channels = first.encoder, None
     if len(encoders) > 1:
         encoder = JointEncoder(encoders.values()).eval()
-        ends = dict(zip(encoders, itertools.accumulate(each.encoder_dim for each in encoders.values()), strict=True))
-        channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in keys]
+        ends = itertools.accumulate(each.encoder_dim for each in encoders.values())
+        own = {key: slice(end - encoders[key].encoder_dim, end) for key, end in zip(encoders, ends, strict=True)}
+        channels = [own[key] for key in keys]
     decoder = Ensemble([model.decoder for model in models], channels).eval()
     settings = {**first.settings, 'decoder': 'lab.more.ensembles.Ensemble',
                 'fine_tune_encoder': any(model.settings['fine_tune_encoder'] for model in models)}
