@@ -12,7 +12,7 @@ pixels of the grid. Train it with ``decoder='my_decoder.MyDecoder'`` in the sett
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 
 class Decoder(nn.Module):
@@ -48,10 +48,10 @@ class Decoder(nn.Module):
             words = captions[:, t + 1]
             if teacher_forcing < 1:
                 words = true_or_own(words[:n], scores.detach(), teacher_forcing)
-        predictions = nn.utils.rnn.PackedSequence(torch.cat(predictions), torch.tensor(sizes))
+        predictions = PackedSequence(torch.cat(predictions), torch.tensor(sizes))
         if alphas[0] is None:
             return predictions, captions, decode_lengths, sort_ind
-        alphas = torch.stack([F.pad(alpha, (0, 0, 0, sizes[0] - len(alpha))) for alpha in alphas], dim=1)
+        alphas, _ = pad_packed_sequence(PackedSequence(torch.cat(alphas), torch.tensor(sizes)), batch_first=True)
         return predictions, captions, decode_lengths, alphas, sort_ind
 
 

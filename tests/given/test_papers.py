@@ -208,30 +208,21 @@ every_decoder = pytest.mark.parametrize('name', DECODERS)
 
 @every_decoder
 @torch.no_grad()
-def test_forward_follows_the_equations(name):
+def test_forward_and_steps_follow_the_equations(name):
+    """Forward on the grid, steps on a list of pixels."""
     decoder, equations = make(name), DECODERS[name][2]
-    found = run(decoder)
-    for i, length in enumerate(LENGTHS):
-        a, state = pictures()[i].flatten(0, 1).numpy(), None
-        for t in range(length - 1):
-            x = array(decoder.embedding.weight)[captions()[i, t]]
-            *expected, state = equations(decoder, a, x, state)
-            same([values[i, t] for values in found], [torch.tensor(one) for one in expected if one is not None])
-        assert not any(values[i, length - 1:].any() for values in found)  # nothing past the end
-
-
-@every_decoder
-@torch.no_grad()
-def test_forward_equals_steps(name):
-    """Here on a list of pixels, there on the grid."""
-    decoder = make(name)
-    found = run(decoder)
-    state, memory = decoder.start(pictures().flatten(1, 2))
+    found, (state, memory), states = run(decoder), decoder.start(pictures().flatten(1, 2)), [None] * len(LENGTHS)
     for t in range(max(LENGTHS) - 1):
         scores, state, alpha = decoder.step(captions()[:, t], state, memory)
-        running = torch.tensor(LENGTHS) > t + 1
-        now = [scores[running]] if alpha is None else [scores[running], alpha[running]]
-        same(now, [values[running, t] for values in found])
+        for i, length in enumerate(LENGTHS):
+            if t >= length - 1:  # nothing past the end
+                assert not any(values[i, t].any() for values in found)
+                continue
+            a, x = pictures()[i].flatten(0, 1).numpy(), array(decoder.embedding.weight)[captions()[i, t]]
+            *expected, states[i] = equations(decoder, a, x, states[i])
+            expected = [torch.tensor(one) for one in expected if one is not None]
+            same([values[i, t] for values in found], expected)
+            same([values[i] for values in (scores, alpha) if values is not None], expected)
 
 
 @every_decoder
