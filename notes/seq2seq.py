@@ -114,7 +114,7 @@ def right_letters(encoder, decoder, task, length, teacher_forcing=False, n=500):
 
 
 def accuracy(encoder, decoder, task, length):
-    """Share of answers in which every letter is right."""
+    """Fraction of answers in which every letter is right."""
     return right_letters(encoder, decoder, task, length).all(dim=0).float().mean().item()
 
 

@@ -1,19 +1,26 @@
 """Beam search, for any decoder with the two methods of ``greedy_search.py``."""
 
+from dataclasses import replace
+
 import torch
 
-from lab.decode.greedy_search import NOT_NUMBERS, Hypothesis, excluded_words, repeated
+from lab.decode.greedy_search import Hypothesis, repeated, word_log_probs
 from utils import evaluating
 
 
 def rank(score, length):
     """What decides between captions: the sum of their log-probabilities, as in both papers, whatever their length.
 
-    :param score: sum of log-probabilities, a number or a tensor
+    :param score: sum of log-probabilities
     :param length: number of words, <end> counted
     :return: the larger, the better. It must grow with ``score`` and, where that is the same, not fall with ``length``
     """
     return score
+
+
+def rank_of(hypothesis):
+    """:func:`rank` of a finished caption."""
+    return rank(hypothesis.score, len(hypothesis.words) + 1)
 
 
 @torch.no_grad()
@@ -31,94 +38,69 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     :param beam_size: captions kept per image, at least 1
     :param max_len: longest caption in words
     :return: per image the best finished :class:`Hypothesis`, or the best unfinished one if none ended
-    :raises ValueError: beam_size < 1
     :raises FloatingPointError: the decoder's scores are not numbers
     """
-    if beam_size < 1:
-        raise ValueError(f'beam_size is {beam_size}; it must be at least 1')
-    k, end = beam_size, word_map['<end>']
+    k, n, device = beam_size, len(encoder_out), encoder_out.device
     with evaluating(decoder):
-        n = len(encoder_out)
         state, memory = repeated(*decoder.start(encoder_out), k)
-        device = encoder_out.device
-        excluded = excluded_words(word_map, device)
         words = torch.full((n * k,), word_map['<start>'], device=device)
         # (images, beams): at first one open beam, else all k would hold the same caption
         score = torch.full((n, k), -torch.inf, device=device)
         score[:, 0] = 0
         places = torch.full((n,), k, device=device)  # beams not yet finished, per image
-        sequences = torch.empty(n, k, 0, dtype=torch.long, device=device)
-        steps = torch.empty(n, k, 0, device=device)  # log-probability of each word
-        alphas = None
-        image = list(range(n))  # which image a row of the batch is
-        best = [None] * n
+        sequences = [Hypothesis([], 0.0, False, [], [])] * (n * k)  # per row of the batch
+        image = list(range(n))  # which image k rows of the batch are of
+        best = [Hypothesis([], -torch.inf, True)] * n  # the best finished caption of each image
 
         for t in range(max_len + 1):
             scores, state, alpha = decoder.step(words, state, memory)
-            log_probs = scores.float().log_softmax(dim=1)
-            log_probs[:, excluded] = -torch.inf
+            log_probs = word_log_probs(scores, word_map)
             vocab_size = log_probs.size(1)
-            before = score, sequences, steps, alphas
 
             candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)
-            score, index = candidates.topk(k, dim=1)
-            beam, word = index // vocab_size, index % vocab_size
+            new_score, index = candidates.topk(k, dim=1)
             # the places of finished beams are closed: only the best `places` candidates count
-            score = score.masked_fill(torch.arange(k, device=device) >= places.unsqueeze(1), -torch.inf)
+            new_score = new_score.masked_fill(torch.arange(k, device=device) >= places.unsqueeze(1), -torch.inf)
+            words = (index % vocab_size).flatten()
+            rows = (index // vocab_size + torch.arange(0, len(score) * k, k, device=device).unsqueeze(1)).flatten()
 
-            rows = torch.arange(len(image), device=device).unsqueeze(1)
-            sequences = torch.cat([sequences[rows, beam], word.unsqueeze(2)], dim=2)
-            step = log_probs.view(len(image), -1).gather(1, index)
-            steps = torch.cat([steps[rows, beam], step.unsqueeze(2)], dim=2)
-            if alpha is not None:
-                alpha = alpha.view(len(image), k, 1, -1)[rows, beam]
-                alphas = alpha if alphas is None else torch.cat([alphas[rows, beam], alpha], dim=2)
-
-            ended = (word == end) & score.isfinite()
-            for row, j in ended.nonzero().tolist():
-                _keep_best(best, image[row], score[row, j].item(), True, sequences[row, j, :-1], steps, alphas, row, j)
+            alphas = [None] * len(rows) if alpha is None else alpha.unbind()
+            probabilities = log_probs[rows, words].exp().tolist()
+            longer = [_longer(sequences[row], word, total, word == word_map['<end>'], alphas[row], probability)
+                      for row, word, total, probability in zip(
+                          rows.tolist(), words.tolist(), new_score.flatten().tolist(), probabilities, strict=True)]
+            ended = (words.view(-1, k) == word_map['<end>']) & new_score.isfinite()
+            for row in ended.flatten().nonzero().flatten().tolist():
+                best[image[row // k]] = max(best[image[row // k]], longer[row], key=rank_of)
             if t == max_len:  # no room for another word: who has not ended by now stays unfinished
                 break
-            places = places - ended.sum(dim=1)
-            score = score.masked_fill(ended, -torch.inf)
 
-            flat = (rows * k + beam).flatten()
-            state = tuple(s[flat] for s in state)
-            words = word.flatten()
-
-            best_rank = torch.tensor([rank_of(best[i]) for i in image], device=device)
-            stay = rank(score.max(dim=1).values, max_len + 1) > best_rank
-            if stay.all():
-                continue
-            image = [i for i, kept in zip(image, stay.tolist(), strict=True) if kept]
-            if not image:
+            sequences, score, places = longer, new_score.masked_fill(ended, -torch.inf), places - ended.sum(dim=1)
+            state = tuple(s[rows] for s in state)
+            stay = [row for row, (i, top) in enumerate(zip(image, score.max(dim=1).values.tolist(), strict=True))
+                    if rank(top, max_len + 1) > rank_of(best[i])]
+            if not stay:
                 break
-            score, places, sequences, steps = score[stay], places[stay], sequences[stay], steps[stay]
-            alphas = alphas[stay] if alphas is not None else None
-            of_beams = stay.repeat_interleave(k)
-            words, state = words[of_beams], tuple(s[of_beams] for s in state)
-            memory = tuple(m[of_beams] for m in memory)
+            if len(stay) < len(image):
+                image, score, places = [image[row] for row in stay], score[stay], places[stay]
+                kept = [row * k + beam for row in stay for beam in range(k)]
+                words, sequences = words[kept], [sequences[row] for row in kept]
+                state, memory = (tuple(tensor[kept] for tensor in tensors) for tensors in (state, memory))
 
-        score, sequences, steps, alphas = before
-        for row, i in enumerate(image):
-            if best[i] is None:
-                j = int(score[row].argmax())
-                _keep_best(best, i, score[row, j].item(), False, sequences[row, j], steps, alphas, row, j)
-    if None in best:
-        raise FloatingPointError(NOT_NUMBERS)
-    return best
+    for row, i in enumerate(image):
+        if best[i].score == -torch.inf:
+            best[i] = max(sequences[row * k:(row + 1) * k], key=lambda caption: caption.score)
+    return [replace(caption, alphas=_stacked(caption.alphas, len(caption.words))) for caption in best]
 
 
-def rank_of(hypothesis):
-    """:func:`rank` of a caption; of none it is the lowest."""
-    if hypothesis is None:
-        return -torch.inf
-    return rank(hypothesis.score, len(hypothesis.words) + hypothesis.finished)
+def _stacked(alphas, length):
+    """(length, num_pixels), or None without attention."""
+    return None if not alphas or alphas[0] is None else torch.stack(alphas)[:length].cpu()
 
 
-def _keep_best(best, i, score, finished, words, steps, alphas, row, j):
-    """Make a caption the best of image ``i`` if it ranks above the best so far."""
-    kept = alphas[row, j, :len(words)].cpu() if alphas is not None else None
-    found = Hypothesis(words.tolist(), score, finished, kept, steps[row, j, :len(words)].exp().tolist())
-    if rank_of(found) > rank_of(best[i]):
-        best[i] = found
+def _longer(caption, word, score, finished, alpha, probability):
+    """A caption with one word more, or finished; its alphas are a list, that of <end> included."""
+    alphas = [*caption.alphas, alpha]
+    if finished:
+        return Hypothesis(caption.words, score, True, alphas, caption.probabilities)
+    return Hypothesis([*caption.words, word], score, False, alphas, [*caption.probabilities, probability])

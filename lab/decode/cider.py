@@ -6,7 +6,7 @@ are the entries c_g of a vector of length |c|; those of a reference s are s_g. T
     CIDEr-D_n(c, s) = 10 exp(-(l(c) - l(s))^2 / (2 sigma^2)) * sum over g of min(c_g, s_g) s_g / (|c| |s|)
 
 and the score is the mean over the references of an image and over n = 1 to 4. As in the reference implementation
-(pycocoevalcap), tf is a number (in the paper's eq. 1 a share of the caption's n-grams), idf(g) = log(images) -
+(pycocoevalcap), tf is a number (in the paper's eq. 1 a fraction of the caption's n-grams), idf(g) = log(images) -
 log(max(1, images with g in a reference)), and the length l is the number of bigrams.
 """
 

@@ -7,7 +7,6 @@ For SPICE, give the files of :func:`write_coco_files` to pycocoevalcap's ``COCOE
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import textwrap
@@ -36,13 +35,10 @@ def coco_scores(references, captions, log=print):
     gts = {i: [_text(words) for words in each] for i, each in enumerate(references)}
     res = {i: [_text(words)] for i, words in enumerate(captions)}
     scores = {'ROUGE-L': Rouge().compute_score(gts, res)[0], 'CIDEr': Cider().compute_score(gts, res)[0]}
-    if not shutil.which('java'):
-        log('METEOR is left out: it needs Java')
-    else:
-        try:
-            scores['METEOR'] = _meteor(gts, res)
-        except (OSError, RuntimeError, ValueError) as error:  # Java fails in many ways
-            log(f'METEOR is left out: {error}')
+    try:
+        scores['METEOR'] = _meteor(gts, res)
+    except (OSError, RuntimeError, ValueError) as error:  # there is no Java, or it fails in one of many ways
+        log(f'METEOR is left out, which needs Java: {error}')
     return {name: float(scores[name]) for name in NAMES if name in scores}
 
 
@@ -77,8 +73,8 @@ def _meteor(gts, res):
 def image_ids(names):
     """COCO's image ids: the last number in each file name if these are all different, else 0, 1, 2, ..."""
     numbers = [re.findall(r'\d+', PurePath(name).stem) for name in names]
-    ids = {int(of_name[-1]) for of_name in numbers if of_name}
-    return [int(of_name[-1]) for of_name in numbers] if len(ids) == len(names) else list(range(len(names)))
+    ids = [int(of_name[-1]) for of_name in numbers if of_name]
+    return ids if len(set(ids)) == len(names) else list(range(len(names)))
 
 
 def write_coco_files(results_path, captions, annotations_path):
@@ -89,15 +85,14 @@ def write_coco_files(results_path, captions, annotations_path):
     :param captions: dicts of :func:`evaluate.caption_split`, with name, caption, references
     """
     ids = image_ids([caption['name'] for caption in captions])
+    annotations = dict(info={}, licenses=[], type='captions', images=[], annotations=[])
+    for number, caption in zip(ids, captions, strict=True):
+        annotations['images'].append(dict(id=number, file_name=caption['name']))
+        for words in caption['references']:
+            annotations['annotations'].append(
+                dict(id=len(annotations['annotations']), image_id=number, caption=_text(words)))
     results = [dict(image_id=number, caption=_text(caption['caption']))
                for number, caption in zip(ids, captions, strict=True)]
-    references = [(number, words) for number, caption in zip(ids, captions, strict=True)
-                  for words in caption['references']]
-    annotations = dict(
-        info={}, licenses=[], type='captions',
-        images=[dict(id=number, file_name=caption['name']) for number, caption in zip(ids, captions, strict=True)],
-        annotations=[dict(id=k, image_id=number, caption=_text(words))
-                     for k, (number, words) in enumerate(references)])
     for path, content in ((results_path, results), (annotations_path, annotations)):
         with atomic_path(path) as temporary:
             temporary.write_text(json.dumps(content))

@@ -42,34 +42,31 @@ def caption_split(model, split='TEST', beam_size=3, search=beam_search, data_fol
     :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
         probabilities (of each word), alphas (len(caption), h, w) or None
     """
-    (captions, _), = _search(model, caption_dataset(model, split, data_folder, data_name), [beam_size], search,
-                             **options)
-    return captions
+    dataset = caption_dataset(model, split, data_folder, data_name)
+    return _captions(model, dataset, beam_size, search, **options)
 
 
-def _search(model, dataset, beam_sizes, search, batch_size=32, max_len=50):
-    """:func:`caption_split` for several beam sizes; the encoder sees each image once for all of them.
-
-    :return: per beam size its captions, and the seconds that it would take alone
-    """
-    state = PartialState()
+def _captions(model, dataset, beam_size, search, batch_size=32, max_len=50):
+    """:func:`caption_split` of a ``CaptionDataset``."""
+    state, own = PartialState(), []
     images = loader(dataset, pictures_of(dataset)[state.process_index::state.num_processes, :1], batch_size)
-    captions, seconds = [[] for _ in beam_sizes], [0.0] * len(beam_sizes)
-    label = f"{model.name}, beam {', '.join(map(str, beam_sizes))}"
-    began = time.perf_counter()
-    with torch.no_grad():
-        for batch in progress_bar(images, unit='batch', desc=label):
-            encoder_out = model.encode(batch.images)
-            for k, beam_size in enumerate(beam_sizes):
-                start = time.perf_counter()
-                hypotheses = search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
-                captions[k] += [_caption(model, hypothesis, encoder_out.shape[1:3]) for hypothesis in hypotheses]
-                seconds[k] += time.perf_counter() - start
-    parts = gather_object([captions])  # image i is in part i % count
-    shared = time.perf_counter() - began - sum(seconds)  # reading and encoding
-    return [([{'name': name, **parts[i % len(parts)][k][i // len(parts)], 'references': references}
-              for i, (name, references) in enumerate(zip(dataset.names, dataset.references, strict=True))],
-             seconds[k] + shared) for k in range(len(beam_sizes))]
+    for batch in progress_bar(images, unit='batch', desc=f'{model.name}, beam {beam_size}'):
+        own += _search(model, batch.images, beam_size, search, max_len)[0]
+    parts = gather_object([own])  # image i is in part i % count
+    return [{'name': name, **parts[i % len(parts)][i // len(parts)], 'references': references}
+            for i, (name, references) in enumerate(zip(dataset.names, dataset.references, strict=True))]
+
+
+@torch.no_grad()
+def _search(model, images, beam_size, search, max_len):
+    """:return: a dict for each image: caption, score, finished, probabilities, alphas; the encoded images"""
+    encoder_out = model.encode(images)
+    grid, captions = tuple(encoder_out.shape[1:3]), []
+    for found in search(model.decoder, encoder_out, model.word_map, beam_size, max_len):
+        alphas = found.alphas.unflatten(1, grid) if found.alphas is not None else None
+        captions.append({'caption': model.words(found.words), 'score': found.score, 'finished': found.finished,
+                         'probabilities': found.probabilities, 'alphas': alphas})
+    return captions, encoder_out
 
 
 def list_of_beam_sizes(beam_sizes):
@@ -93,8 +90,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         ends at the best epoch
     :param data_folder, data_name, search, options: as for :func:`caption_split`
     :return: dict: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, words (the captions' mean length), seconds that it
-        would take alone), reference_words (the mean length of people's captions),
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, words (the captions' mean length), seconds of the
+        search), reference_words (the mean length of people's captions),
         captions_per_beam (in the order of scores, words only),
         captions (of the middle beam size, see :func:`caption_split`), captions_beam_size
     :raises ValueError: ``beam_sizes`` of another kind
@@ -102,11 +99,13 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
     beam_sizes = list_of_beam_sizes(beam_sizes)
     # this also encodes the split, so that the seconds below are those of the search
     dataset = caption_dataset(model, split, data_folder, data_name)
-    searches = _search(model, dataset, beam_sizes, search, **options)
-    words = [[c['caption'] for c in captions] for captions, _ in searches]
-    scores = [{'beam_size': beam_size, 'seconds': seconds, **scores_of(dataset.references, hypotheses),
-               'words': fmean(map(len, hypotheses))}
-              for beam_size, (_, seconds), hypotheses in zip(beam_sizes, searches, words, strict=True)]
+    searches, scores = [], []
+    for beam_size in beam_sizes:
+        start = time.perf_counter()
+        searches.append(_captions(model, dataset, beam_size, search, **options))
+        seconds, words = time.perf_counter() - start, [c['caption'] for c in searches[-1]]
+        scores.append({'beam_size': beam_size, 'seconds': seconds, **scores_of(dataset.references, words),
+                       'words': fmean(map(len, words))})
     middle = len(beam_sizes) // 2
     history = model.history if history is None else history
     return {
@@ -114,7 +113,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         'best_epoch': best_epoch(history).get('epoch'), 'epochs': len(history),
         'train_seconds': sum(epoch['seconds'] for epoch in history),
         'scores': scores, 'reference_words': fmean(len(tokens) for one in dataset.references for tokens in one),
-        'captions_per_beam': words, 'captions_beam_size': beam_sizes[middle], 'captions': searches[middle][0]}
+        'captions_per_beam': [[c['caption'] for c in captions] for captions in searches],
+        'captions_beam_size': beam_sizes[middle], 'captions': searches[middle]}
 
 
 def save_result(result, path):
@@ -135,7 +135,7 @@ def find_picture(model, picture, split='TEST'):
     :raises images.ImageFileError: the file is not a readable picture
     """
     if isinstance(picture, (str, os.PathLike)):
-        path = Path(os.path.expanduser(picture))
+        path = Path(picture).expanduser()
         pixels = torch.from_numpy(load_image(path))
         stem = re.sub(r'\W', '_', path.stem)[:40]
         return f'{stem}-{file_digest(path)[:6]}', pixels
@@ -162,20 +162,18 @@ def caption_image(model, image, beam_size=3, max_len=50, search=beam_search):
     :raises images.ImageFileError: the file is not a readable picture
     """
     pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
-    with torch.no_grad():
-        encoder_out = model.encode(pixels.unsqueeze(0))
-        hypothesis, = search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
-        gate = gate_per_word(model, encoder_out, hypothesis.words)
-    return {**_caption(model, hypothesis, encoder_out.shape[1:3]), 'gate': gate, 'image': pixels}
+    (found,), encoder_out = _search(model, pixels.unsqueeze(0), beam_size, search, max_len)
+    return {**found, 'gate': gate_per_word(model, encoder_out, found['caption']), 'image': pixels}
 
 
-def gate_per_word(model, encoder_out, words):
+@torch.no_grad()
+def gate_per_word(model, encoder_out, caption):
     """How far the gate of *Show, Attend and Tell*, sec. 4.2.1, is open at each word: beta, its mean over the channels.
 
     The decoder reads the caption once more while a hook listens to its gate.
 
     :param encoder_out: (1, h, w, encoder_dim)
-    :param words: word indices of a caption, without <start> and <end>
+    :param caption: list of words
     :return: list of beta, one per word; None for a decoder whose steps do not call such a layer
     """
     layer, betas = getattr(model.decoder, 'f_beta', None), []
@@ -184,16 +182,10 @@ def gate_per_word(model, encoder_out, words):
     with evaluating(model.decoder), layer.register_forward_hook(
             lambda layer, inputs, output: betas.append(output.sigmoid().mean().item())):
         state, memory = model.decoder.start(encoder_out)
-        for word in [model.word_map['<start>'], *words][:len(words)]:
-            _, state, _ = model.decoder.step(torch.tensor([word], device=encoder_out.device), state, memory)
-    return betas if len(betas) == len(words) else None
-
-
-def _caption(model, hypothesis, grid):
-    """:param grid: (h, w) of the encoder's output, the shape of a word's alphas"""
-    alphas = hypothesis.alphas.unflatten(1, tuple(grid)) if hypothesis.alphas is not None else None
-    return {'caption': model.words(hypothesis.words), 'score': hypothesis.score,
-            'finished': hypothesis.finished, 'probabilities': hypothesis.probabilities, 'alphas': alphas}
+        for word in ['<start>', *caption][:len(caption)]:
+            latest = torch.tensor([model.word_map[word]], device=encoder_out.device)
+            _, state, _ = model.decoder.step(latest, state, memory)
+    return betas if len(betas) == len(caption) else None
 
 
 def main():

@@ -15,9 +15,6 @@ import torch
 from lab.data.vocabulary import SPECIAL_TOKENS
 from utils import evaluating
 
-NOT_NUMBERS = ("the decoder's scores are not numbers: look for a division or logarithm in your models.py, "
-               'or train again')
-
 
 @dataclass
 class Hypothesis:
@@ -48,39 +45,32 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
     :return: a :class:`Hypothesis` per image, without alphas and probabilities
     :raises FloatingPointError: the decoder's scores are not numbers
     """
-    return _one_beam(decoder, encoder_out, word_map, max_len, lambda log_probs: log_probs.argmax(dim=1))
+    return _word_by_word(decoder, encoder_out, word_map, max_len, lambda log_probs: log_probs.argmax(dim=1))
 
 
 @torch.no_grad()
 def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1):
     """Draw each word from the decoder's own probabilities, for many images at once.
 
-    :param decoder: any decoder with ``start`` and ``step``
-    :param encoder_out: (batch_size, ..., encoder_dim) encoded images
-    :param word_map: word -> index
-    :param max_len: longest caption in words
+    :param decoder, encoder_out, word_map, max_len: as of :func:`greedy_search`
     :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
     :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
     :param samples: captions drawn per image
     :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas and probabilities; its
         score is the log-probability at temperature 1
-    :raises ValueError: temperature not above 0, or samples < 1
+    :raises ValueError: temperature not above 0
     :raises FloatingPointError: the decoder's scores are not numbers
     """
     if not temperature > 0:
         raise ValueError(f'temperature is {temperature}; it must be above 0')
-    if samples < 1:
-        raise ValueError(f'samples is {samples}; it must be at least 1')
 
     def draw(log_probs):
-        if log_probs.isnan().any():
-            raise FloatingPointError(NOT_NUMBERS)
         return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
 
-    return _one_beam(decoder, encoder_out, word_map, max_len, draw, samples)
+    return _word_by_word(decoder, encoder_out, word_map, max_len, draw, samples)
 
 
-def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
+def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1):
     """Follow ``samples`` captions per image, each on its own; those that ended leave the batch.
 
     :param choose: from log-probabilities (captions, vocab_size) to the next words (captions,)
@@ -89,18 +79,14 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
         n, end = len(encoder_out) * samples, word_map['<end>']
         state, memory = repeated(*decoder.start(encoder_out), samples)
         words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
-        excluded = excluded_words(word_map, words.device)
         score = torch.zeros(n, device=words.device)
         sequences = torch.full((n, max_len + 1), end, device=words.device)
         running = torch.arange(n, device=words.device)  # which caption a row of the batch is
         for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
-            log_probs = scores.float().log_softmax(dim=1)
-            log_probs[:, excluded] = -torch.inf
+            log_probs = word_log_probs(scores, word_map)
             words = choose(log_probs)
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
-            if best.isnan().any():
-                raise FloatingPointError(NOT_NUMBERS)
             if t == max_len:  # no room for another word
                 best = best.masked_fill(words != end, 0)
             sequences[running, t] = words
@@ -108,10 +94,9 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
             stay = (words != end).nonzero().squeeze(1)
             if not len(stay):
                 break
-            if len(stay) == len(words):
-                continue
-            running, words = running[stay], words[stay]
-            state, memory = (tuple(tensor.index_select(0, stay) for tensor in those) for those in (state, memory))
+            if len(stay) < len(words):
+                running, words = running[stay], words[stay]
+                state, memory = (tuple(tensor[stay] for tensor in those) for those in (state, memory))
     hypotheses = []
     for row, total in zip(sequences.tolist(), score.tolist(), strict=True):
         finished = end in row
@@ -121,11 +106,24 @@ def _one_beam(decoder, encoder_out, word_map, max_len, choose, samples=1):
 
 def repeated(state, memory, k):
     """State and memory for ``k`` captions of each image."""
-    if k == 1:
-        return state, memory
     return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
 
 
-def excluded_words(word_map, device):
+def excluded_words(word_map):
     """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
-    return torch.tensor([word_map[word] for word in SPECIAL_TOKENS if word != '<end>'], device=device)
+    return [word_map[word] for word in SPECIAL_TOKENS if word != '<end>']
+
+
+def word_log_probs(scores, word_map):
+    """Log-probabilities of the next word; a word that no caption may contain has -inf.
+
+    :param scores: (n, vocab_size) before softmax
+    :return: (n, vocab_size) in single precision
+    :raises FloatingPointError: scores are not numbers
+    """
+    log_probs = scores.float().log_softmax(dim=1)
+    if log_probs[:, word_map['<end>']].isnan().any():  # one score that is not a number makes all of its row so
+        raise FloatingPointError("the decoder's scores are not numbers: look for a division or logarithm in your "
+                                 'models.py, or train again')
+    log_probs[:, excluded_words(word_map)] = -torch.inf
+    return log_probs

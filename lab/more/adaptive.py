@@ -3,13 +3,12 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lab.more.decoder import longest_first
+from lab.more.decoder import Decoder, weighted_sum
 from models import flatten_pixels, init_word_layers
 
 
-class DecoderWithSpatialAttention(nn.Module):
+class DecoderWithSpatialAttention(Decoder):
     """The spatial attention model of *Knowing When to Look* (Lu et al. 2017, arXiv 1612.01887), sec. 2.2.
 
     The *new* hidden state looks (in *Show, Attend and Tell* the old one does), and what it sees goes into the word's
@@ -21,9 +20,8 @@ class DecoderWithSpatialAttention(nn.Module):
         c_t = sum over i of alpha_ti v_ti                                         (eq. 8)
         p = softmax(W_p (c_t + h_t))                                              (eq. 3; as eq. 13)
 
-    Since c_t does not come back into the LSTM, ``forward`` runs the LSTM over all words first, and then attention over
-    all steps at once. The attention's width is ``attention_dim``; the paper has the number of cells there (W_v and W_g
-    are k x d), which ties it to the grid: with 49 cells, 49 numbers to compare h and v_i by.
+    The attention's width is ``attention_dim``. The paper has the number of cells there (W_v and W_g are k x d), which
+    ties it to the grid: with 49 cells, 49 numbers to compare h and v_i by.
 
     :param attention_dim: length of the vectors that are compared
     :param embed_dim: length of a word vector
@@ -35,7 +33,6 @@ class DecoderWithSpatialAttention(nn.Module):
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
         super().__init__()
-        self.vocab_size = vocab_size
         # TODO 6: DecoderWithSpatialAttention.__init__
         #   Make the layers, under exactly these names:
         #   self.embedding    nn.Embedding  word index -> embed_dim
@@ -119,36 +116,6 @@ class DecoderWithSpatialAttention(nn.Module):
         return self.fc(self.dropout(c + h)), alpha, h, m
         ### END SOLUTION
 
-    def forward(self, encoder_out, encoded_captions, caption_lengths):
-        """Teacher forcing, all steps at once; parameters as of ``models.DecoderWithAttention.forward``.
-
-        :return: predictions, a ``PackedSequence`` of (words, vocab_size); sorted captions; decode lengths;
-            alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
-        """
-        encoder_out, captions, decode_lengths, sort_ind = longest_first(encoder_out, encoded_captions, caption_lengths)
-        steps = max(decode_lengths)
-        V, keys, v_g = self.look(flatten_pixels(encoder_out))
-        words = self.embedding(captions[:, :steps])
-        x = torch.cat([words, v_g.unsqueeze(1).expand(-1, steps, -1)], dim=2)
-        h, tanh_m = self.all_states(x, decode_lengths)
-        h_before = F.pad(h, (0, 0, 1, 0))[:, :-1]  # h_0 = 0
-        c, alphas = self.attend(V, keys, h, x, h_before, tanh_m)
-        seen = pack_padded_sequence(c + h, decode_lengths, batch_first=True)
-        predictions = seen._replace(data=self.fc(self.dropout(seen.data)))
-        alphas = alphas * running(decode_lengths, h.device).unsqueeze(2)
-        return predictions, captions, decode_lengths, alphas, sort_ind
-
-    def all_states(self, x, decode_lengths):
-        """The LSTM over all words, from zero states: h and tanh(m) (batch_size, steps, decoder_dim)."""
-        packed = pack_padded_sequence(x, decode_lengths, batch_first=True)
-        h = m = self.decode_step.weight_hh.new_zeros(len(x), self.decode_step.hidden_size)
-        states = []
-        for words in packed.data.split(packed.batch_sizes.tolist()):  # of the captions still running, the first so many
-            h, m = self.decode_step(words, (h[:len(words)], m[:len(words)]))
-            states.append((h, torch.tanh(m)))
-        return (pad_packed_sequence(packed._replace(data=torch.cat(all_steps)), batch_first=True)[0]
-                for all_steps in zip(*states, strict=True))
-
     def start(self, encoder_out):
         """
         :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
@@ -159,10 +126,7 @@ class DecoderWithSpatialAttention(nn.Module):
         return (zero, zero), (V, keys, v_g)
 
     def step(self, words, state, memory):
-        """
-        :param words: (batch_size,); ``state``, ``memory``: as ``start`` returns them
-        :return: scores of the next word (batch_size, vocab_size), new state, alpha (batch_size, num_pixels)
-        """
+        """See :class:`lab.more.decoder.Decoder`."""
         predictions, alpha, h, m = self.one_step(self.embedding(words), *memory, *state)
         return predictions, (h, m), alpha
 
@@ -222,20 +186,3 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         alpha, beta = alpha[..., :-1], alpha[..., -1:]
         return beta * s + weighted_sum(alpha, V), alpha
         ### END SOLUTION
-
-
-def running(decode_lengths, device):
-    """:return: (batch_size, steps) bool: whether a caption still has a word to predict at a step"""
-    lengths = torch.tensor(decode_lengths, device=device)
-    return torch.arange(max(decode_lengths), device=device) < lengths.unsqueeze(1)
-
-
-def weighted_sum(alpha, V):
-    """sum over i of alpha_i v_i
-
-    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
-    :return: (batch_size, d), or (batch_size, steps, d)
-    """
-    if alpha.dim() == 2:
-        return torch.bmm(alpha.unsqueeze(1), V).squeeze(1)
-    return torch.bmm(alpha, V)

@@ -3,11 +3,9 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pad_packed_sequence
 
-from lab.more.adaptive import running, weighted_sum
-from lab.more.decoder import Decoder
-from models import Encoder, flatten_pixels, init_word_layers
+from lab.more.decoder import Decoder, weighted_sum
+from models import flatten_pixels, init_word_layers
 
 
 class BahdanauAttention(nn.Module):
@@ -44,7 +42,7 @@ class BahdanauAttention(nn.Module):
 
 
 class DecoderWithBahdanauAttention(Decoder):
-    """LSTM decoder with gated additive attention; made for :class:`ResNetEncoder`, but takes any grid.
+    """LSTM decoder with gated additive attention; made for ResNet-50's own grid of 8 x 8, but takes any.
 
     First state and gate are those of *Show, Attend and Tell* (Xu et al. 2015, arXiv 1502.03044), sec. 3.1.2 and 4.2.1
     (a gate per channel; in the paper one number for all of the context):
@@ -59,7 +57,6 @@ class DecoderWithBahdanauAttention(Decoder):
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5):
         super().__init__()
-        self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.init_h = nn.Linear(encoder_dim, decoder_dim)
         self.init_c = nn.Linear(encoder_dim, decoder_dim)
@@ -109,39 +106,3 @@ class DecoderWithBahdanauAttention(Decoder):
         """See :class:`lab.more.decoder.Decoder`."""
         alpha, h, c = self.one_step(self.embedding(words), *memory, *state)
         return self.fc(self.dropout(h)), (h, c), alpha
-
-
-class ResNetEncoder(Encoder):
-    """ResNet-50 without its pooling and its last layer (He et al. 2016, arXiv 1512.03385).
-
-    ``forward`` takes (batch_size, 3, 256, 256) uint8 pictures and returns (batch_size, 8, 8, 2048).
-
-    :param weights: as in ``models.Encoder``
-    """
-
-    def __init__(self, weights='DEFAULT'):
-        super().__init__('resnet50', encoded_image_size=None, weights=weights)
-
-
-class EncoderDecoder(nn.Module):
-    """An encoder and a decoder with attention as one module, from pixels to scores: p(w_t | picture, w_1 ... w_{t-1}).
-
-    :param encoder: such as :class:`ResNetEncoder`
-    :param decoder: one with attention of this file, such as :class:`DecoderWithBahdanauAttention`
-    """
-
-    def __init__(self, encoder, decoder):
-        super().__init__()
-        self.encoder, self.decoder = encoder, decoder
-
-    def forward(self, images, encoded_captions, caption_lengths):
-        """
-        :param images: (batch_size, 3, H, W)
-        :return: logits (batch_size, steps, vocab_size) and alphas (batch_size, steps, num_pixels), both zero past a
-            caption's end; sorted targets (batch_size, steps), <pad> = 0 past the end; decode lengths; sort indices
-        """
-        predictions, captions, decode_lengths, alphas, sort_ind = self.decoder(
-            self.encoder(images), encoded_captions, caption_lengths)
-        logits, _ = pad_packed_sequence(predictions, batch_first=True)
-        targets = captions[:, 1:max(decode_lengths) + 1] * running(decode_lengths, captions.device)
-        return logits, alphas, targets, decode_lengths, sort_ind

@@ -23,9 +23,9 @@ class ScaledDotProductAttention(nn.Module):
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim, heads=1):
         super().__init__()
-        if type(heads) is not int or heads < 1 or attention_dim % heads or encoder_dim % heads:
-            raise ValueError(f'heads is {heads!r}; it must be a whole number that divides attention_dim '
-                             f'({attention_dim}) and the channels of the grid ({encoder_dim})')
+        if attention_dim % heads or encoder_dim % heads:
+            raise ValueError(f'heads is {heads}; it must divide attention_dim ({attention_dim}) and the channels of '
+                             f'the grid ({encoder_dim})')
         self.heads = heads
         self.query = nn.Linear(decoder_dim, attention_dim)
         self.key = nn.Linear(encoder_dim, attention_dim)
@@ -74,7 +74,7 @@ class CaptionNet(Decoder):
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=512, dropout=0.5, heads=1):
         super().__init__()
-        self.vocab_size, self.encoder_dim = vocab_size, encoder_dim
+        self.encoder_dim = encoder_dim
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.init_h = nn.Linear(encoder_dim, decoder_dim)
         self.init_c = nn.Linear(encoder_dim, decoder_dim)
@@ -86,16 +86,10 @@ class CaptionNet(Decoder):
         init_word_layers(self)
 
     def cells(self, features):
-        """:return: (batch_size, cells, channels)
-
-        :raises ValueError: features with another number of channels
-        """
-        if features.shape[-1] == self.encoder_dim:
-            return flatten_pixels(features)
-        if features.dim() == 3 and features.shape[1] == self.encoder_dim:
+        """:return: (batch_size, cells, channels)"""
+        if features.dim() == 3 and features.shape[-1] != self.encoder_dim:
             return features.transpose(1, 2)
-        raise ValueError(f'the features are {tuple(features.shape)}, and neither the last nor, of three, the second '
-                         f'number is encoder_dim, {self.encoder_dim}')
+        return flatten_pixels(features)
 
     def one_step(self, embeddings, cells, keys, h, c):
         """Look, and read one word.

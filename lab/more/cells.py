@@ -30,9 +30,8 @@ class DecoderWithCell(Decoder):
     def __init__(self, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5, cell='GRU'):
         super().__init__()
         cells = dict(RNN=nn.RNNCell, GRU=nn.GRUCell, LSTM=nn.LSTMCell)
-        if not isinstance(cell, str) or cell not in cells:
+        if cell not in cells:
             raise ValueError(f"cell is {cell!r}; it must be one of {', '.join(map(repr, cells))}")
-        self.vocab_size = vocab_size
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.init = nn.Linear(encoder_dim, embed_dim)
         self.bn = nn.BatchNorm1d(embed_dim)

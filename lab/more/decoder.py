@@ -12,7 +12,7 @@ pixels of the grid. Train it with ``decoder='my_decoder.MyDecoder'`` in the sett
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 
 class Decoder(nn.Module):
@@ -34,8 +34,10 @@ class Decoder(nn.Module):
         :return: predictions, a ``PackedSequence`` of (words, vocab_size); sorted captions; decode lengths;
             with attention: alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
         """
-        encoder_out, captions, decode_lengths, sort_ind = longest_first(encoder_out, encoded_captions, caption_lengths)
-        state, memory = self.start(encoder_out)
+        lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
+        sort_ind, decode_lengths = sort_ind.to(encoder_out.device), (lengths - 1).tolist()
+        captions = encoded_captions[sort_ind]
+        state, memory = self.start(encoder_out[sort_ind])
         words, predictions, alphas = captions[:, 0], [], []
         sizes = [sum(length > t for length in decode_lengths) for t in range(max(decode_lengths))]
         for t, n in enumerate(sizes):  # of captions sorted by length, the first n are still running
@@ -46,21 +48,20 @@ class Decoder(nn.Module):
             words = captions[:, t + 1]
             if teacher_forcing < 1:
                 words = true_or_own(words[:n], scores.detach(), teacher_forcing)
-        predictions = nn.utils.rnn.PackedSequence(torch.cat(predictions), torch.tensor(sizes))
+        predictions = PackedSequence(torch.cat(predictions), torch.tensor(sizes))
         if alphas[0] is None:
             return predictions, captions, decode_lengths, sort_ind
-        alphas = torch.stack([F.pad(alpha, (0, 0, 0, sizes[0] - len(alpha))) for alpha in alphas], dim=1)
+        alphas, _ = pad_packed_sequence(PackedSequence(torch.cat(alphas), torch.tensor(sizes)), batch_first=True)
         return predictions, captions, decode_lengths, alphas, sort_ind
 
 
-def longest_first(encoder_out, encoded_captions, caption_lengths):
-    """Sort a batch as packed sequences want it.
+def weighted_sum(alpha, V):
+    """sum over i of alpha_i v_i
 
-    :return: encoder_out and captions in that order, decode lengths (list), sort indices
+    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
+    :return: (batch_size, d), or (batch_size, steps, d)
     """
-    lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
-    sort_ind = sort_ind.to(encoder_out.device)
-    return encoder_out[sort_ind], encoded_captions[sort_ind], (lengths - 1).tolist(), sort_ind
+    return torch.einsum('b...p,bpd->b...d', alpha, V)
 
 
 def true_or_own(true_words, scores, teacher_forcing):

@@ -74,12 +74,6 @@ class JointEncoder(nn.Module):
     def __init__(self, encoders):
         super().__init__()
         self.encoders = nn.ModuleList(encoders)
-        self.encoder_dim = sum(encoder.encoder_dim for encoder in encoders)
-        # for features.encoder_digest
-        self.stages = nn.ModuleList(encoder.stages for encoder in encoders)
-        self.register_buffer('mean', torch.cat([encoder.mean for encoder in encoders]), persistent=False)
-        self.register_buffer('std', torch.cat([encoder.std for encoder in encoders]), persistent=False)
-        self.input_size = [(encoder.input_size, encoder.encoded_image_size) for encoder in encoders]
 
     def forward(self, images):
         """
@@ -88,35 +82,30 @@ class JointEncoder(nn.Module):
         """
         return torch.cat([encoder(images) for encoder in self.encoders], dim=-1)
 
-    native_grid = forward
-
-    def resize(self, grid):
-        """The grid unchanged: each encoder has pooled its own."""
-        return grid
-
 
 def load_ensemble(paths, device=None):
     """An ensemble of checkpoints, to caption and evaluate with like a single model.
 
-    Decoders with the same encoder weights share one encoder.
+    Decoders with the same encoder weights share one encoder. Of several encoders no features are cached.
 
     :param paths: checkpoint files of decoders with one vocabulary, on grids of one size
     :return: ``model.CaptionModel``, called 'Ensemble'
     :raises ValueError: the checkpoints have different vocabularies
     """
     models = [load_model(path, device) for path in paths]
-    first, keys, encoders = models[0], [], {}
+    first = models[0]
     for path, model in zip(paths, models, strict=True):
         if model.word_map != first.word_map:
             raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
-        keys.append((encoder_digest(model.encoder), model.encoder.encoded_image_size))
-        encoders.setdefault(keys[-1], model.encoder)
+    keys = [(encoder_digest(model.encoder), model.encoder.encoded_image_size) for model in models]
+    encoders = dict(zip(keys, (model.encoder for model in models), strict=True))  # equal ones once
     encoder, channels = first.encoder, None
     if len(encoders) > 1:
         encoder = JointEncoder(encoders.values()).eval()
-        ends = dict(zip(encoders, itertools.accumulate(each.encoder_dim for each in encoders.values()), strict=True))
-        channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in keys]
+        ends = itertools.accumulate(each.encoder_dim for each in encoders.values())
+        own = {key: slice(end - encoders[key].encoder_dim, end) for key, end in zip(encoders, ends, strict=True)}
+        channels = [own[key] for key in keys]
     decoder = Ensemble([model.decoder for model in models], channels).eval()
     settings = {**first.settings, 'decoder': 'lab.more.ensembles.Ensemble',
-                'fine_tune_encoder': any(model.settings['fine_tune_encoder'] for model in models)}
+                'cache_features': first.settings['cache_features'] and len(encoders) == 1}
     return CaptionModel(encoder, decoder, first.word_map, settings)

@@ -10,7 +10,6 @@ the baseline becomes more probable, what scores below less.
 """
 
 import math
-from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -19,7 +18,7 @@ from lab.decode.cider import CiderD
 from lab.decode.greedy_search import excluded_words, greedy_search, sample_search
 from lab.train.batches import Batch, training_loader
 from lab.train.devices import averages, progress_bar
-from utils import AverageMeter
+from utils import AverageMeter, evaluating
 
 SAMPLES = 5  # captions drawn per picture
 END = ['<end>']  # counts as a word here, else captions learn to break off
@@ -74,7 +73,10 @@ def loss_of(model, wrapped, batch, captions_per_image, scorer):
     greedy_reward = None
     if model.settings['self_critical'] == 'greedy':
         greedy_reward = rewards(model, scorer, greedy_search(model.decoder, encoder_out.detach(), word_map), pictures)
-    with reading(model.decoder):
+    with evaluating(model.decoder):
+        for module in model.decoder.modules():
+            if isinstance(module, nn.RNNBase):
+                module.train()  # cuDNN has no gradient for it in eval()
         log_p = log_probabilities(model, wrapped, encoder_out, drawn).view(-1, k)
     return surrogate_loss(log_p, reward, greedy_reward, torch.full((len(pictures),), 1 / len(pictures))), reward
 
@@ -127,28 +129,8 @@ def log_probabilities(model, wrapped, encoder_out, hypotheses):
     image_of = torch.arange(len(encoder_out)).repeat_interleave(len(rows) // len(encoder_out))
     lengths = torch.tensor([len(row) for row in rows])
     decoded = wrapped(Batch(None, image_of, captions, lengths, None), encoder_out=encoder_out)
-    # the words that are never drawn have no probability here either
-    scores = decoded.scores.index_fill(1, excluded_words(model.word_map, decoded.scores.device), -torch.inf)
+    scores = decoded.scores.clone()
+    scores[:, excluded_words(model.word_map)] = -torch.inf  # what is never drawn has no probability here either
     log_p = scores.log_softmax(dim=1).gather(1, decoded.targets.unsqueeze(1)).squeeze(1)
     owner = decoded.positions()[:, 0].to(log_p.device)
     return log_p.new_zeros(len(rows)).index_add(0, owner, log_p)
-
-
-@contextmanager
-def reading(decoder):
-    """In the block the decoder reads as it captions, without dropout, but gradients flow: its LSTM must be in train()
-    on a GPU, so all else is in eval()."""
-    decoder.train()
-    changed = [module for module in decoder.modules() if isinstance(module, nn.Dropout)]
-    before = [module.p for module in changed]
-    for module in changed:
-        module.p = 0.0
-    for module in decoder.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm | nn.Embedding):
-            module.eval()
-    try:
-        yield
-    finally:
-        for module, p in zip(changed, before, strict=True):
-            module.p = p
-        decoder.train()

@@ -1,7 +1,6 @@
 """Trained word vectors from text files, as GloVe, word2vec and fastText offer them: a word and its numbers per line."""
 
 import os
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,8 +19,7 @@ def load(embedding, path, word_map):
     :param path: text file in UTF-8
     :param word_map: word -> index
     :return: how many words were found, special tokens not counted
-    :raises ValueError: no such file, vectors of another length, a line that is no word and its numbers, or no
-        word of the vocabulary
+    :raises ValueError: vectors of another length, a line that is no word and its numbers, or no word of the vocabulary
     """
     loaded = set()
     # TODO 14: load
@@ -37,7 +35,8 @@ def load(embedding, path, word_map):
     ### END SOLUTION
     loaded -= set(SPECIAL_TOKENS)
     if not loaded:
-        raise ValueError(f'{path} has none of the words of the vocabulary: is it a file of word vectors?')
+        raise ValueError(f'{path} has none of the words of the vocabulary: it must be text in UTF-8, with a word and '
+                         f'its {embedding.weight.shape[1]} numbers (embed_dim) per line')
     return len(loaded)
 
 
@@ -47,8 +46,7 @@ def set_up(model):
     if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
         count = load(embedding, cfg['word_vectors'], model.word_map)
         words = len(model.word_map.keys() - set(SPECIAL_TOKENS))
-        log(f"{cfg['word_vectors']} has {count} of the {words} words; the other {words - count} start at "
-                        'random.')
+        log(f"{cfg['word_vectors']} has {count} of the {words} words; the other {words - count} start at random.")
 
 
 def add_dropout(model):
@@ -63,41 +61,23 @@ def lines(path, size):
     """Go through such a file, with a progress bar.
 
     :return: generator of a word, its numbers (list of ``size`` strings), and where that is, for messages
-    :raises ValueError: as above
+    :raises ValueError: a line with fewer numbers
     """
-    try:
-        with Path(path).open('rb') as file:
-            if b'\0' in file.read(4096):
-                raise ValueError(f'{path} is packed or binary: unpack it, or save the vectors as text in UTF-8, a word '
-                                 'and its numbers per line')
-        file = open(path, encoding='utf-8-sig', errors='replace', newline='\n')
-    except OSError as error:
-        raise ValueError(f'the word vectors {path} cannot be read: {error.strerror}') from None
-    with file, progress_bar(
+    with open(path, encoding='utf-8-sig', errors='replace', newline='\n') as file, progress_bar(
             total=os.path.getsize(path), unit='B', unit_scale=True, desc='read word vectors', delay=2) as bar:
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes
             # not at every blank of Unicode: some files have those as words
             word, *values = line.replace('\t', ' ').rstrip(' \r\n').split(' ')
             values = [value for value in values if value]
-            if not word and not values or number == 1 and len(values) == 1:
+            if line.isspace() or number == 1 and len(values) == 1:
                 continue
-            if number <= 2 and len(values) != size and values and all(map(is_number, values)):
-                raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, but embed_dim is '
-                                 f'{size}: set embed_dim to the length of these vectors')
             if len(values) < size:
-                raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, and {size} must: the '
-                                 'file is cut off there, or has no word and its numbers, with blanks between, per line')
+                raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, but embed_dim is '
+                                 f'{size}: set embed_dim to the length of these vectors. A file that is cut off, '
+                                 'packed or binary cannot be read: save it as text in UTF-8')
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
-
-
-def is_number(text):
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def vector(word, numbers, place):

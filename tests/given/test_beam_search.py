@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import exp, log
 
 import pytest
 import torch
-from test_papers import DECODERS, ENCODER, END, PAD, PIXELS, START, UNK, WORD_MAP, WORDS, make, random
+from test_papers import ENCODER, END, PAD, PIXELS, START, UNK, WORD_MAP, WORDS, every_decoder, make, random
 from torch import nn
 
 from lab.decode import beam_search as module
 from lab.decode.beam_search import beam_search
 from lab.decode.greedy_search import Hypothesis, greedy_search, sample_search
 
-SEARCHES = [beam_search, greedy_search, partial(sample_search, temperature=1e-6)]
+every_search = pytest.mark.parametrize('search', [beam_search, greedy_search, partial(sample_search, temperature=1e-6)])
+
 
 # --- Other searches ---
 
@@ -48,18 +48,6 @@ def textbook_search(decoder, encoder_out, k, max_len):
     return max(finished or [one for one, _ in beams], key=lambda one: one.score)
 
 
-def check_against_textbook(decoder, encoder_out, k, max_len):
-    found = beam_search(decoder, encoder_out, WORD_MAP, k, max_len)
-    for i, one in enumerate(found):
-        expected = textbook_search(decoder, encoder_out[i:i + 1], k, max_len)
-        assert (one.words, one.finished) == (expected.words, expected.finished), f'image {i}, beam {k}'
-        assert one.score == pytest.approx(expected.score, abs=1e-4)
-        assert one.probabilities == pytest.approx(expected.probabilities, abs=1e-4)
-        if one.alphas is not None and one.words:
-            torch.testing.assert_close(one.alphas, torch.cat(expected.alphas))
-    return found
-
-
 def all_captions(decoder, encoder_out, words, max_len):
     """:return: caption of these words, a tuple -> its log-probability for each image, <end> included"""
     state, memory = decoder.start(encoder_out)
@@ -89,152 +77,94 @@ def network(name, seed=0, end_bias=0.0):
 
 
 class Table(nn.Module):
-    """Probabilities of the next word from a table: {latest word: {next word: probability}}, one per image."""
+    """Probabilities of the next word from a table: {latest word: {next word: probability}}."""
 
-    def __init__(self, *tables):
+    def __init__(self, table):
         super().__init__()
-        # words that are in no table are never read
-        self.probabilities = torch.full((len(tables), WORDS, WORDS), 1 / WORDS)
-        for i, table in enumerate(tables):
-            for latest, following in table.items():
-                self.probabilities[i, latest] = 0
-                for word, probability in following.items():
-                    self.probabilities[i, latest, word] = probability
+        self.probabilities = torch.zeros(WORDS, WORDS)
+        for latest, following in table.items():
+            for word, probability in following.items():
+                self.probabilities[latest, word] = probability
 
     def start(self, encoder_out):
-        return (), (encoder_out[:, 0, 0].long(),)  # the "picture" is the table's number
+        return (), ()
 
     def step(self, words, state, memory):
-        # one pixel per word of the vocabulary: the attention is on the latest word
-        alpha = nn.functional.one_hot(words, WORDS).double()
-        return self.probabilities[memory[0], words].log(), state, alpha
-
-
-def numbers(n):
-    return torch.arange(n, dtype=torch.double).view(n, 1, 1)
+        return self.probabilities[words].log(), state, None
 
 
 def pictures(n, seed=0):
     return random(n, PIXELS, ENCODER, seed=seed)
 
 
-# --- Against the textbook ---
+# --- Against the textbook, and against all captions ---
+
 
 @pytest.mark.parametrize('ends', [True, False])
-@pytest.mark.parametrize('kind', DECODERS)
-def test_many_images_at_once_equal_the_textbook(kind, ends):
-    """Whose captions end at different times, or never."""
-    lengths, finished = set(), set()
+@every_decoder
+def test_many_images_at_once_equal_the_textbook(name, ends):
+    """Whose captions end at different times, or never. Beam 1 is greedy search."""
+    lengths = set()
     for seed in range(5):
-        decoder = network(kind, seed, 2 if ends else -90)
+        decoder = network(name, seed, 2 if ends else -90)
         for k, max_len in ((1, 7), (4, 7), (2, seed)):
-            found = check_against_textbook(decoder, pictures(5, seed), k, max_len)
-            lengths |= {len(one.words) for one in found if max_len == 7}
-            finished |= {one.finished for one in found}
-            if k == 1:
-                for one, other in zip(found, greedy_search(decoder, pictures(5, seed), WORD_MAP, max_len), strict=True):
-                    assert (one.words, one.finished) == (other.words, other.finished)
-                    assert one.score == pytest.approx(other.score, abs=1e-4)
-    assert len(lengths) >= 3 if ends else finished == {False}  # the decoders are what they are called
-
-
-# --- Against all captions ---
+            greedy = greedy_search(decoder, pictures(5, seed), WORD_MAP, max_len)
+            for i, found in enumerate(beam_search(decoder, pictures(5, seed), WORD_MAP, k, max_len)):
+                expected = textbook_search(decoder, pictures(5, seed)[i:i + 1], k, max_len)
+                for one in [found, greedy[i]] if k == 1 else [found]:
+                    assert (one.words, one.finished) == (expected.words, expected.finished), f'image {i}, beam {k}'
+                    assert one.score == pytest.approx(expected.score, abs=1e-4)
+                assert found.probabilities == pytest.approx(expected.probabilities, abs=1e-4)
+                if found.alphas is not None:
+                    assert found.alphas.shape == (len(found.words), PIXELS)
+                    torch.testing.assert_close(found.alphas, torch.cat([found.alphas[:0], *expected.alphas]))
+                lengths |= {len(found.words)} if max_len == 7 else set()
+    assert len(lengths) >= 3 if ends else lengths == {7}  # the decoders are what they are called
 
 
 @pytest.mark.parametrize('rank', [lambda score, length: score, lambda score, length: score / length],
                          ids=['sum', 'mean'])
 @pytest.mark.parametrize('end_bias', [9, 3, -30])
-@pytest.mark.parametrize('kind', ['plain', 'attention'])
-def test_a_wide_beam_finds_the_best_of_all_captions_by_any_rule(kind, end_bias, rank, monkeypatch):
+@pytest.mark.parametrize('name', ['plain', 'attention'])
+def test_a_wide_beam_finds_the_best_of_all_captions_by_any_rule(name, end_bias, rank, monkeypatch):
     """So nothing is stopped too early: by the mean a long caption may be better than a short one with a larger sum."""
     monkeypatch.setattr(module, 'rank', rank)
-    decoder, said, max_len = network(kind, 4, end_bias), (1, 3, 4), 4
+    decoder, words, max_len = network(name, 4, end_bias), (1, 3, 4), 4
     with torch.no_grad():
-        decoder.fc.bias[[word for word in range(WORDS) if word not in (*said, END)]] = -torch.inf
-    scores = all_captions(decoder, pictures(6), said, max_len)
+        decoder.fc.bias[[word for word in range(WORDS) if word not in (*words, END)]] = -torch.inf
+    scores = all_captions(decoder, pictures(6), words, max_len)
     for i, found in enumerate(beam_search(decoder, pictures(6), WORD_MAP, 4 * len(scores), max_len)):
         best = max(scores, key=lambda caption: rank(scores[caption][i].item(), len(caption) + 1))
         assert found.finished and tuple(found.words) == best
         assert found.score == pytest.approx(scores[best][i].item(), abs=1e-4)
 
 
-# --- Cases to follow by hand ---
-
-A, B, C = 1, 3, 4
-SHORT = {START: {END: 0.7, A: 0.2, B: 0.1}, A: {END: 0.5, A: 0.5}, B: {END: 0.5, A: 0.5}}
-ENDLESS = {START: {A: 0.9, B: 0.1}, A: {B: 0.8, A: 0.2}, B: {A: 0.6, B: 0.4}}
-# The likelier first word leads nowhere in particular: greedy falls for it, two beams do not.
-TRAP = {START: {A: 0.55, B: 0.4, C: 0.05}, A: {A: 0.3, B: 0.35, C: 0.2, END: 0.15}, B: {C: 0.1, END: 0.9},
-        C: {C: 0.2, END: 0.8}}
-# <end> takes one of two places at once: only A B goes on, and A C is not found.
-CLOSING = {START: {A: 0.6, END: 0.25, B: 0.15}, A: {B: 0.52, C: 0.48}, B: {END: 0.1, A: 0.9}, C: {END: 1.0}}
-# What may not be said is likeliest.
-FORBIDDEN = {START: {UNK: 0.5, PAD: 0.2, START: 0.2, A: 0.1}, A: {START: 0.6, PAD: 0.2, END: 0.2}}
-
-
-@pytest.mark.parametrize(('table', 'k', 'words', 'probability', 'finished'), [
-    (SHORT, 3, [], 0.7, True), (ENDLESS, 4, [A, B, A, B], 0.9 * 0.8 * 0.6 * 0.8, False),
-    (TRAP, 1, [A, B], 0.55 * 0.35 * 0.9, True), (TRAP, 2, [B], 0.4 * 0.9, True),
-    (CLOSING, 2, [], 0.25, True), (CLOSING, 3, [A, C], 0.6 * 0.48, True), (FORBIDDEN, 3, [A], 0.1 * 0.2, True)])
-def test_by_hand(table, k, words, probability, finished):
-    found, = beam_search(Table(table), numbers(1), WORD_MAP, k, max_len=4)
-    assert (found.words, found.finished) == (words, finished)
-    assert found.score == pytest.approx(log(probability), abs=1e-5)
-    looked_at = nn.functional.one_hot(torch.tensor([START, *words][:len(words)], dtype=torch.long), WORDS)
-    assert torch.equal(found.alphas, looked_at.double())
-
-
 # --- What holds for every search ---
 
 
-@pytest.mark.parametrize('search', SEARCHES)
-@pytest.mark.parametrize('kind', ['plain', 'attention'])
-def test_it_captions_without_dropout_and_leaves_the_decoder_as_it_was(kind, search):
-    decoder = network(kind, 8)
+@every_search
+def test_it_captions_without_dropout_and_leaves_the_decoder_as_it_was(search):
+    decoder = network('plain', 8)
     decoder.dropout.p = 0.5
     calm, before = search(decoder, pictures(5), WORD_MAP), [value.clone() for value in decoder.state_dict().values()]
-    decoder.train()
-    found = search(decoder, pictures(5).requires_grad_(), WORD_MAP)
+    found = search(decoder.train(), pictures(5).requires_grad_(), WORD_MAP)
     assert [one.words for one in found] == [one.words for one in calm]
-    with pytest.raises(KeyError):
-        search(decoder, pictures(5), {})
     assert decoder.training and decoder.dropout.training
-    assert all(map(torch.equal, before, decoder.state_dict().values()))
-    assert not any(one.alphas is not None and one.alphas.requires_grad for one in found)
+    assert all(map(torch.equal, before, decoder.state_dict().values()))  # batch norm's too
 
 
-@pytest.mark.parametrize('search', SEARCHES)
+@every_search
 def test_scores_that_are_no_numbers_are_refused(search):
-    decoder = network('attention', 1)
-    with torch.no_grad():
-        decoder.fc.weight[3, 4] = torch.nan
+    decoder, images = network('attention', 1), pictures(3)
+    images[1] = torch.nan
     with pytest.raises(FloatingPointError):
-        search(decoder, pictures(3), WORD_MAP)
-
-
-@pytest.mark.parametrize(('search', 'wrong'), [
-    (beam_search, dict(beam_size=0)), (beam_search, dict(beam_size=-3)), (sample_search, dict(temperature=0)),
-    (sample_search, dict(samples=0))])
-def test_wrong_sizes_are_refused(search, wrong):
-    (name, value), = wrong.items()
-    with pytest.raises(ValueError, match=f'{name} is {value}'):
-        search(Table(TRAP), numbers(1), WORD_MAP, **wrong)
-
-
-@pytest.mark.parametrize('search', SEARCHES)
-def test_what_is_finished_leaves_the_batch(search, monkeypatch):
-    """Of three pictures one is done after its first word, one a little later, and one never."""
-    decoder, rows = Table(SHORT, TRAP, ENDLESS), []
-    real = decoder.step
-    monkeypatch.setattr(decoder, 'step', lambda words, *rest: rows.append(len(words)) or real(words, *rest))
-    search(decoder, numbers(3), WORD_MAP, max_len=9)
-    assert len(rows) == 10 and rows[0] == 3 * rows[-1] and rows[1] == 2 * rows[-1]
+        search(decoder, images, WORD_MAP)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA GPU here')
-@pytest.mark.parametrize('kind', DECODERS)
-def test_on_the_gpu_as_on_the_cpu(kind):
-    decoder = network(kind, 3, 1)
+@every_decoder
+def test_on_the_gpu_as_on_the_cpu(name):
+    decoder = network(name, 3, 1)
     expected = beam_search(decoder, pictures(5), WORD_MAP, 3, 8)
     found = beam_search(decoder.cuda(), pictures(5).cuda(), WORD_MAP, 3, 8)
     assert [f.words for f in found] == [e.words for e in expected]
@@ -247,30 +177,18 @@ def test_on_the_gpu_as_on_the_cpu(kind):
 @pytest.mark.parametrize('temperature', [1.0, 2.0, 0.5, 1e-3])
 def test_samples_come_as_often_as_the_decoder_says(temperature):
     """At temperature T as often as p to the power of 1 / T; the score is that of the decoder itself."""
-    table = {START: {A: 0.6, C: 0.3, END: 0.1}, A: {END: 0.7, C: 0.3}, C: {END: 1.0}}
-    found = sample_search(Table(table), numbers(1), WORD_MAP, temperature=temperature, samples=4000,
+    A, C = 1, 4
+    decoder = Table({START: {A: 0.6, C: 0.3, END: 0.1}, A: {END: 0.7, C: 0.3}, C: {END: 1.0}})
+    found = sample_search(decoder, pictures(1), WORD_MAP, temperature=temperature, samples=4000,
                           generator=torch.Generator().manual_seed(0))
-    first, second = (torch.tensor(p).log().div(temperature).softmax(dim=0).tolist() for p in ([0.6, 0.3, 0.1],
-                                                                                              [0.7, 0.3]))
+    first, second = (torch.tensor(p).log().div(temperature).softmax(dim=0).tolist()
+                     for p in ([0.6, 0.3, 0.1], [0.7, 0.3]))
     expected = {(A,): (first[0] * second[0], 0.42), (A, C): (first[0] * second[1], 0.18), (C,): (first[1], 0.3),
                 (): (first[2], 0.1)}
     assert {tuple(one.words) for one in found} <= set(expected) and all(one.finished for one in found)
-    for words, (share, probability) in expected.items():
-        those = [one for one in found if one.words == list(words)]
-        assert len(those) / 4000 == pytest.approx(share, abs=0.03)
-        assert all(one.score == pytest.approx(log(probability), abs=1e-5) for one in those)
-
-
-@pytest.mark.parametrize('kind', ['plain', 'attention'])
-def test_samples_of_a_picture_lie_side_by_side_and_are_scored_as_they_are_read(kind):
-    decoder = network(kind)
-    found, again, other = (sample_search(decoder, pictures(3), WORD_MAP, 6, samples=20,
-                                         generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert found == again != other and len(found) == 60
-    for i, one in enumerate(found):
-        score, (state, memory) = 0.0, decoder.start(pictures(3)[i // 20:][:1])
-        for before, word in pairwise([START, *one.words] + [END] * one.finished):
-            log_probs, state, _ = step(decoder, [before], state, memory)
-            score += log_probs[0, word].item()
-        assert one.score == pytest.approx(score, abs=1e-4) and len(one.words) <= 6
-    assert all(len({tuple(one.words) for one in found[i:i + 20]}) > 1 for i in (0, 20, 40))
+    for words, (frequency, probability) in expected.items():
+        drawn = [one for one in found if one.words == list(words)]
+        assert len(drawn) / 4000 == pytest.approx(frequency, abs=0.03)
+        assert all(one.score == pytest.approx(log(probability), abs=1e-5) for one in drawn)
+    with pytest.raises(ValueError, match='temperature is 0'):
+        sample_search(decoder, pictures(1), WORD_MAP, temperature=0)

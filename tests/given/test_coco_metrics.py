@@ -33,7 +33,7 @@ def test_published_figures(shared_data, meteor, tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(place)  # its parts are looked for in every folder of the path
         captions = [['\x0b' + words[0], *(f' {word}\r' for word in words[1:]), '\u3000'] for words in captions]
     else:
-        monkeypatch.setattr(shutil, 'which', lambda name: None)
+        monkeypatch.setenv('PATH', '')
     scores = coco_scores([list(pair) for pair in zip(first, second, strict=True)], captions)
     assert list(scores) == [name for name in NAMES if name != 'METEOR' or meteor]
     assert scores == pytest.approx({name: expected[name] for name in scores}, abs=1e-6)
@@ -47,7 +47,7 @@ def test_what_is_missing_is_left_out_with_a_message(tmp_path, monkeypatch, missi
     else:
         pytest.importorskip('pycocoevalcap')
     if missing == 'Java':
-        monkeypatch.setattr(shutil, 'which', lambda name: None)
+        monkeypatch.setenv('PATH', '')
     elif missing == 'a Java that works':
         (tmp_path / 'java').write_text('#!/bin/sh\necho Unable to locate a Java Runtime >&2\nexit 1\n')
         (tmp_path / 'java').chmod(0o755)

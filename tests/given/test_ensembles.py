@@ -27,8 +27,7 @@ def pictures(tiny_data):
 
 
 @pytest.mark.parametrize('members', [
-    ['soft', 'tuned', 'soft'], ['tuned', 'soft'], ['tuned', 'tuned'], ['soft', 'plain'], ['plain', 'tuned', 'plain']],
-    ids=' '.join)
+    ['soft', 'tuned', 'soft'], ['tuned', 'tuned'], ['soft', 'plain'], ['plain', 'tuned', 'plain']], ids=' '.join)
 @torch.no_grad()
 def test_a_step_is_the_mean_of_the_probabilities(paths, pictures, members):
     """Each decoder has its own part of state and memory, and the grid of the encoder that it was trained with."""
@@ -53,21 +52,20 @@ def test_a_step_is_the_mean_of_the_probabilities(paths, pictures, members):
         words = mean.argmax(dim=1)
 
 
-@pytest.mark.parametrize('members', [['soft', 'plain'], ['soft', 'tuned'], ['tuned', 'soft'], ['plain'], ['soft'] * 3,
-                                     ['tuned'] * 3], ids=' '.join)
+@pytest.mark.parametrize('members', [['tuned', 'soft'], ['soft'] * 3, ['plain'] * 2], ids=' '.join)
 def test_an_ensemble_is_evaluated_as_a_model_is(paths, pictures, members):
-    """Of the same decoder it says what that one says: beams take all their states along."""
-    ensemble, models = load_ensemble([paths[name] for name in members], 'cpu'), [
-        load_model(paths[name], 'cpu') for name in members]
+    """Of the same decoder its captions are those of that one: beams take all their states along."""
+    ensemble = load_ensemble([paths[name] for name in members], 'cpu')
     result = evaluate(ensemble, 'TEST', (1, 3))
     assert result['model'] == 'Ensemble' and len(result['captions']) == 6
-    assert result['parameters'] == sum(p.numel() for model in models for p in model.decoder.parameters())
+    assert result['parameters'] == sum(p.numel() for p in ensemble.decoder.parameters())
     alone = caption_image(ensemble, pictures[5])
     assert alone['caption'] == result['captions'][5]['caption']
     assert alone['score'] == pytest.approx(result['captions'][5]['score'], abs=1e-3)
     assert 'plain' in members or alone['alphas'].shape == (len(alone['caption']), 4, 4)
     if len(set(members)) == 1:
-        for one, other in zip(result['captions'], caption_split(models[0], 'TEST', 3), strict=True):
+        model = load_model(paths[members[0]], 'cpu')
+        for one, other in zip(result['captions'], caption_split(model, 'TEST', 3), strict=True):
             assert one['caption'] == other['caption'] and one['score'] == pytest.approx(other['score'], abs=1e-4)
 
 

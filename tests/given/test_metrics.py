@@ -29,8 +29,10 @@ def test_published_figures(shared_data):
     folder = shared_data / 'metrics'
     expected = json.loads((folder / 'expected.json').read_text())
     captions, first, second = ((folder / name).read_text().splitlines() for name in ('hyp.txt', 'ref1.txt', 'ref2.txt'))
-    found = scores(list(zip(first, second, strict=True)), captions)
-    assert found == pytest.approx([expected[order] for order in ORDERS], abs=1e-6)
+    found = scores_of([[words.split() for words in those] for those in zip(first, second, strict=True)],
+                      [words.split() for words in captions])
+    assert list(found) == [*ORDERS, 'CIDEr-D']
+    assert list(found.values()) == pytest.approx([expected[name] for name in (*ORDERS, 'CIDEr')], abs=1e-6)
 
 
 @pytest.mark.parametrize(('references', 'captions', 'precisions', 'penalty'), [
@@ -63,20 +65,17 @@ def test_equal_to_pycocoevalcap_on_any_captions():
         assert scores(references, captions) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(('references', 'captions'), [
-    ([[['a']]], []), ([[['a']], [['b']]], [['a']]), ([[['a']]], [['a'], ['b']]), ([], [])])
+@pytest.mark.parametrize(('references', 'captions'), [([[['a']]], []), ([[['a']], [['b']]], [['a']]), ([], [])])
 def test_one_caption_per_image(references, captions):
     with pytest.raises(ValueError, match=f'{len(captions)} captions, {len(references)} images'):
         bleu(references, captions)
 
 
 def test_names_of_the_scores():
-    found = scores_of([[['a', 'dog']], [['a', 'cat']]], [['a', 'dog'], ['a', 'cat']])
-    assert list(found) == [*ORDERS, 'CIDEr-D']
     assert [in_history(name) for name in ('BLEU-4', 'CIDEr-D', 'ROUGE-L')] == ['bleu4', 'cider', 'rougel']
-    rows = [dict(beam_size=1, seconds=2.0, words=7, **found), dict(beam_size=3, seconds=2.0, words=7, **found)]
-    del rows[1]['BLEU-2']
-    assert score_names(rows) == ['BLEU-1', 'BLEU-3', 'BLEU-4', 'CIDEr-D']
+    row = {'beam_size': 1, 'seconds': 2.0, 'BLEU-1': 0.5, 'BLEU-2': 0.4, 'CIDEr-D': 0.9, 'words': 7}
+    assert score_names([row, {**row, 'METEOR': 0.3}]) == ['BLEU-1', 'BLEU-2', 'CIDEr-D']
+    assert score_names([{**row, 'METEOR': 0.3}, row]) == ['BLEU-1', 'BLEU-2', 'CIDEr-D']
 
 
 def test_bleu_of_one_caption():
@@ -117,17 +116,15 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     assert path.read_text() == 'new' and list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize('hidden', [False, True])
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_said(tmp_path, number, hidden):
+def test_a_full_disk_has_a_sentence(tmp_path, number):
     """Also where torch.save hides it behind an error of its own."""
     with pytest.raises(OSError, match='file.txt cannot be written.*disk'), atomic_path(tmp_path / 'file.txt') as path:
         path.write_text('half')
         try:
             raise OSError(number, os.strerror(number))
         finally:
-            if hidden:
-                raise RuntimeError('unexpected pos')
+            raise RuntimeError('unexpected pos')
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,6 @@
 """All decoders: each does what its paper's equations say, written out in numpy word by word, and what all have to do.
 
-A new decoder is one line of ``DECODERS``; ``test_beam_search.py`` and ``test_extensions.py`` go over the same list.
+A new decoder is one line of ``DECODERS``; ``test_beam_search.py`` and ``test_self_critical.py`` go over the same list.
 """
 
 import math
@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.utils.rnn import pad_packed_sequence
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lab.more.self_critical import surrogate_loss
 from lab.train.batches import Batch
 from lab.train.checkpoints import load_model, save_checkpoint
 from lab.train.model import build_decoder, build_model
@@ -209,31 +208,21 @@ every_decoder = pytest.mark.parametrize('name', DECODERS)
 
 @every_decoder
 @torch.no_grad()
-def test_forward_follows_the_equations(name):
+def test_forward_and_steps_follow_the_equations(name):
+    """Forward on the grid, steps on a list of pixels."""
     decoder, equations = make(name), DECODERS[name][2]
-    found = run(decoder)
-    for i, length in enumerate(LENGTHS):
-        a, state = pictures()[i].flatten(0, 1).numpy(), None
-        for t in range(length - 1):
-            x = array(decoder.embedding.weight)[captions()[i, t]]
-            *expected, state = equations(decoder, a, x, state)
-            same([values[i, t] for values in found], [torch.tensor(one) for one in expected if one is not None])
-        assert not any(values[i, length - 1:].any() for values in found)  # nothing past the end
-
-
-@pytest.mark.parametrize(('dtype', 'tolerance'), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-@every_decoder
-@torch.no_grad()
-def test_forward_equals_steps(name, dtype, tolerance):
-    """Here on a list of pixels, there on the grid."""
-    decoder, encoder_out = make(name).to(dtype), pictures().to(dtype)
-    found = run(decoder, encoder_out)
-    state, memory = decoder.start(encoder_out.flatten(1, 2))
+    found, (state, memory), states = run(decoder), decoder.start(pictures().flatten(1, 2)), [None] * len(LENGTHS)
     for t in range(max(LENGTHS) - 1):
         scores, state, alpha = decoder.step(captions()[:, t], state, memory)
-        running = torch.tensor(LENGTHS) > t + 1
-        now = [scores[running]] if alpha is None else [scores[running], alpha[running]]
-        same(now, [values[running, t] for values in found], tolerance)
+        for i, length in enumerate(LENGTHS):
+            if t >= length - 1:  # nothing past the end
+                assert not any(values[i, t].any() for values in found)
+                continue
+            a, x = pictures()[i].flatten(0, 1).numpy(), array(decoder.embedding.weight)[captions()[i, t]]
+            *expected, states[i] = equations(decoder, a, x, states[i])
+            expected = [torch.tensor(one) for one in expected if one is not None]
+            same([values[i, t] for values in found], expected)
+            same([values[i] for values in (scores, alpha) if values is not None], expected)
 
 
 @every_decoder
@@ -310,22 +299,3 @@ def test_saved_and_loaded_it_says_the_same(name, tmp_path):
     one, other = (each(Batch(images, order, captions(), torch.tensor(LENGTHS), order)) for each in (model, loaded))
     assert loaded.name == decoder.rpartition('.')[2] and loaded.settings == cfg
     assert torch.equal(one.scores, other.scores) and (one.alphas is None or torch.equal(one.alphas, other.alphas))
-
-
-# --- Self-critical training ---
-
-
-@pytest.mark.parametrize('baseline', ['greedy', 'mean'])
-def test_the_surrogates_gradient_is_advantage_times_gradient_of_log_p(baseline):
-    """Rennie et al. 2017, eqs. 5 and 6; Luo 2020."""
-    log_p = torch.tensor([[-1.0, -2.0, -4.0], [-3.0, -0.5, -1.5]], requires_grad=True)
-    reward, greedy = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.0, 1.0]]), torch.tensor([2.0, 0.25])
-    weights = torch.tensor([0.35, 0.15])
-    loss = surrogate_loss(log_p, reward, greedy if baseline == 'greedy' else None, weights)
-    loss.backward()
-    for i in range(2):
-        for j in range(3):
-            others = [reward[i, k].item() for k in range(3) if k != j]
-            b = greedy[i] if baseline == 'greedy' else sum(others) / 2
-            assert log_p.grad[i, j].item() == pytest.approx((-(reward[i, j] - b) * weights[i] / 3).item())
-    assert loss.item() == pytest.approx((log_p.grad * log_p).sum().item())
