@@ -368,9 +368,10 @@ def test_an_environment_that_is_a_link(tmp_path, monkeypatch):
         assert not box.broken
 
 
+@pytest.mark.slow
 @needs_isolation
 def test_speed_is_measured_from_outside(tmp_path):
-    """A right solution takes about as long as the yardstick; a loop over captions or pixels far longer."""
+    """Far from the limit on either side: a right solution takes about as long as the yardstick, a loop far longer."""
     slow = {mistake.name: mistake.source() for mistake in mistakes()}
     for source, kinds in ((RIGHT, inputs.CLASS), (slow['pixel by pixel'], ['attention']),
                           (slow['caption by caption'], ['attentive'])):
