@@ -7,18 +7,16 @@ Scores are those of the test split.
 """
 
 import argparse
+import ast
 import json
 import os
 import sys
 from pathlib import Path
 
-from papermill.exceptions import PapermillExecutionError
-
 from instructor.assemble import ROOT, assemble
 from lab.notebooks import run_notebook
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
-NAMES = ('data', 'pictures', 'cfg', 'runs', 'seeds', 'split', 'beam_sizes', 'output_folder', 'shown')
 
 
 def read_settings(path):
@@ -29,20 +27,17 @@ def read_settings(path):
     """
     try:
         settings = json.loads(Path(path).read_text(encoding='utf-8'))
-    except OSError as error:
-        raise ValueError(f'cannot read the settings {path}: {error.strerror}') from error
-    except ValueError as error:
-        raise ValueError(f'{path} is not JSON: {error}') from error
-    if not isinstance(settings, dict) or set(settings) - set(NAMES):
-        strange = f', not {", ".join(sorted(set(settings) - set(NAMES)))}' if isinstance(settings, dict) else ''
-        raise ValueError(f'{path} must be an object with any of {", ".join(NAMES)}{strange}')
-    cfg, runs = settings.get('cfg', {}), settings.get('runs', {})
-    if not isinstance(settings.get('output_folder', ''), str):
-        raise ValueError(f'{path}: output_folder must be the name of a folder')
-    if not all(isinstance(part, dict) for part in (cfg, runs, *(runs.values() if isinstance(runs, dict) else []))):
-        raise ValueError(f'{path}: cfg, runs and each of the runs must be objects')
+    except (OSError, ValueError) as error:
+        raise ValueError(f'cannot read the settings {path}: {error}') from error
+    cells = json.loads((ROOT / 'compare.ipynb').read_text(encoding='utf-8'))['cells']
+    cell, = (cell for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
+    names = [target.id for node in ast.parse(''.join(cell['source'])).body for target in node.targets]
+    if not isinstance(settings, dict):
+        raise ValueError(f'{path} must hold an object')
+    if strange := ', '.join(sorted(set(settings) - set(names))):
+        raise ValueError(f'{path} may have the names {", ".join(names)}, not {strange}')
     drawn = {'data_folder'} if settings.get('data', 'shapes') == 'shapes' else set()
-    for values in (settings, cfg, *runs.values()):
+    for values in (settings, settings.get('cfg', {}), *settings.get('runs', {}).values()):
         for name in (FILES - drawn) & values.keys():
             # a text that names no file, such as a kind of weights, stays
             if isinstance(values[name], str) and (name.endswith('folder') or Path(values[name]).exists()):
@@ -63,8 +58,6 @@ def main():
         run_notebook(build / 'compare.ipynb', build / 'compare.ipynb', **settings)
     except ValueError as error:
         sys.exit(f'error: {error}')
-    except PapermillExecutionError as error:
-        sys.exit(f'error: compare.ipynb stopped: {error.ename}: {error.evalue}')
     folder = Path(settings.get('output_folder', build / 'runs' / 'compare'))
     table = max(folder.glob('*comparison.md'), key=lambda path: path.stat().st_mtime_ns)  # of this split
     print(f'\n{table.read_text(encoding="utf-8")}\nfigures   {folder / "figures"}\nnotebook  {build / "compare.ipynb"}')

@@ -13,8 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-from papermill.exceptions import PapermillExecutionError
-
 from instructor.assemble import ROOT, assemble
 from lab.figures import bleu_table
 from lab.notebooks import run_notebook
@@ -22,12 +20,6 @@ from lab.notebooks import run_notebook
 TRAINING = ('train_attention.ipynb', 'train_rnn.ipynb')  # side by side, a core each
 NOTEBOOKS = ('test.ipynb', 'caption.ipynb')
 PICTURES = {'attention_test1': 'attention', 'history_Attention': 'history'}  # figure -> what README.md calls it
-
-
-def print_results(run_folder):
-    """The table of ``test.ipynb``."""
-    print(bleu_table([json.loads((run_folder / f'test_{name}.json').read_text())
-                      for name in ('NoAttention', 'Attention')]))
 
 
 def main():
@@ -50,8 +42,6 @@ def main():
             run_notebook(build / name, build / name)
     except ValueError as error:
         sys.exit(f'error: {error}')
-    except PapermillExecutionError as error:
-        sys.exit(f'error: {name} stopped: {error.ename}: {error.evalue}')
     print('\n== report ==', flush=True)
     subprocess.run([sys.executable, 'report/render.py'], cwd=build, check=True)
 
@@ -59,8 +49,8 @@ def main():
     if arguments.pictures:
         for figure, picture in PICTURES.items():
             shutil.copy(run_folder / 'figures' / f'{figure}.png', ROOT / 'docs' / 'images' / f'{picture}.png')
-    print('\n')
-    print_results(run_folder)
+    tested = [json.loads((run_folder / f'test_{name}.json').read_text()) for name in ('NoAttention', 'Attention')]
+    print(f'\n\n{bleu_table(tested)}')
     print(f'\nfigures    {run_folder / "figures"}\nreport     {build / "report" / "report.html"}\n'
           f'notebooks  {build}\n{time.perf_counter() - start:.0f} seconds in all')
 

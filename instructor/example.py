@@ -13,7 +13,6 @@ import re
 import sys
 from pathlib import Path
 
-from papermill.exceptions import PapermillExecutionError
 from PIL import Image
 
 from instructor.assemble import ROOT, assemble
@@ -117,8 +116,6 @@ def main():
         write_example(build)
     except ValueError as error:
         sys.exit(f'error: {error}')
-    except PapermillExecutionError as error:
-        sys.exit(f'error: {error.ename}: {error.evalue}')
     print(PAGE)
 
 

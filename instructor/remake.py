@@ -9,25 +9,32 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
-from instructor.assemble import ROOT
+from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE, student_source
 from instructor.expected import WrongReference, differences, files
 from instructor.handout import NAME, HandoutError, build, prove_nothing_is_given_away
 from utils import atomic_path
 
-# the equations once more: the checks compare with the reference itself
-TESTS = 'instructor/tests/test_reference.py', 'tests/given/test_papers.py'
 HANDOUT = ROOT / 'build' / 'handout'
 
 
 def prove_the_reference():
-    """:raises WrongReference: one of its own tests fails; the message names the first"""
-    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', *TESTS], cwd=ROOT,
-                          env={**os.environ, 'COLUMNS': '500'}, capture_output=True, text=True)
-    if done.returncode:
-        failed = re.search(r'^(?:FAILED|ERROR) (.*)', done.stdout, re.M)
-        raise WrongReference(f'the reference fails its own test {failed[1] if failed else done.stdout + done.stderr}')
+    """The checks compare with the reference itself, so its own tests come first: its layers, and the papers' equations.
+
+    :raises WrongReference: a test fails; the message names the first
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        lab = assemble(REFERENCE, Path(scratch) / 'lab')
+        for folder, test in (ROOT, 'instructor/tests/test_reference.py'), (lab, 'tests/given/test_papers.py'):
+            done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider', test],
+                                  cwd=folder, env={**os.environ, 'COLUMNS': '500'}, capture_output=True, text=True)
+            if done.returncode:
+                failed = re.search(r'^(?:FAILED|ERROR) (.*)', done.stdout, re.M)
+                raise WrongReference(
+                    f'the reference fails its own test {failed[1] if failed else done.stdout + done.stderr}')
 
 
 def write(path, content, same):

@@ -29,10 +29,6 @@ def test_each_solution_becomes_a_sentence():
               if isinstance(node, ast.Raise) and node.exc.func.id == 'NotImplementedError']
     assert len(todos) == 10 and sorted(raised) == sorted(
         f'{todo} is still to do: follow its steps in models.py' for todo in todos)
-    inside = False
-    for line in reference.splitlines():
-        inside = line.strip() == BEGIN or inside and line.strip() != END
-        assert not inside or '=' not in line or line not in student.splitlines()
 
 
 SOLUTION = '        ### BEGIN SOLUTION\n        pass\n        ### END SOLUTION\n'
@@ -57,9 +53,6 @@ def test_assembled_copy_is_complete_and_clean(tmp_path):
     assert (build / 'models.py').read_text() == '# my own models\n'
     assert not (build / 'instructor').exists() and not (build / '.git').exists()
     assert not list(build.rglob('__pycache__'))
-    for path in build.rglob('*.ipynb'):
-        for cell in json.loads(path.read_text())['cells']:
-            assert not cell.get('outputs') and not cell.get('execution_count')
 
 
 def test_outputs_are_cut():

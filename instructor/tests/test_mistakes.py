@@ -128,7 +128,6 @@ def test_rubric_and_checks_are_the_same():
 
 @pytest.mark.parametrize(('came', 'wanted', 'said'), [
     ((5, 12, 1), (5, 12), 'dimension 2 (1) is too many'),
-    ((12,), (1, 12), 'dimension 0 (1) is missing'),
     ((), (5,), 'dimension 0 (5 = batch_size) is missing'),
     ((12, 5), (5, 12), 'the dimensions are in another order'),
     ((5, 7), (5, 12), 'dimension 1 is 7 = encoder_dim, not 12 = num_pixels'),
@@ -172,18 +171,14 @@ def test_expected_values_are_up_to_date_but_for_mistakes(path, monkeypatch):
     assert list(expected.differences(expected.as_file({**now, 'mistakes': {}}, numbers), kept)) == []
 
 
-def test_a_difference_in_the_expected_values_is_said(monkeypatch, capsys):
+def test_a_difference_in_the_expected_values_is_found():
     index, numbers = expected.content_of(expected.EXPECTED.read_bytes())
     kept = expected.as_file(index, numbers)
     assert list(expected.differences(kept, kept)) == []
     assert list(expected.differences(expected.as_file(index, numbers + (np.arange(numbers.size) == 7)), kept))
-    name = next(name for name, known in index['mistakes'].items() if known)
-    index['mistakes'][name]['another'] = index['mistakes'][name].pop(next(iter(index['mistakes'][name])))
-    monkeypatch.setattr(expected, 'files', lambda: {expected.EXPECTED: expected.as_file(index, numbers)})
-    monkeypatch.setattr(sys, 'argv', ['expected', '--check'])
-    with pytest.raises(SystemExit):
-        expected.main()
-    assert f'{name}/another' in capsys.readouterr().out
+    known = next(known for known in index['mistakes'].values() if known)
+    known['another'] = known.pop(next(iter(known)))
+    assert 'another' in str(list(expected.differences(expected.as_file(index, numbers), kept)))
 
 
 @pytest.mark.slow

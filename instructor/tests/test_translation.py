@@ -73,38 +73,6 @@ def test_the_report_finds_its_placeholders():
     assert your_name != report.YOUR_NAME and notebook.count(f'"{your_name}"') == 1
 
 
-@pytest.mark.parametrize(('text', 'said'), [
-    ('# A title\n\nTwo lines,\nwith `code` and $x_t$.', '# <A title>\n\n<Two lines, with `code` and $x_t$.>'),
-    ('1. **First**: an item\n   on two lines.\n\n       some code\n2. second',
-     '1. <**First**: an item on two lines.>\n\n       some code\n2. <second>'),
-    ('| a row | of words |\n|:---|---:|\n| `x` | $y$ |', '<| a row | of words |>\n|:---|---:|\n| `x` | $y$ |'),
-    ('Here:\n\n    code, no paragraph', '<Here:>\n\n    code, no paragraph'),
-    ('$$\ne = x\n$$\nBehind a formula:\n```\nfenced\n```', '$$\ne = x\n$$\n<Behind a formula:>\n```\nfenced\n```'),
-    ('> A quote\n> on two lines.\n>\n> - an item with `<end>`\n>   on two lines\n> - second',
-     '> <A quote on two lines.>\n>\n> - <an item with `<end>` on two lines>\n> - <second>')])
-def test_paragraphs_of_markdown(text, said):
-    assert rewrite('a.md', text, '<{}>'.format) == said
-
-
-@pytest.mark.parametrize(('text', 'paragraph', 'chinese', 'said'), [
-    ('def f():\n    """What it is.\n\n    f(x)\n    """\n', 'What it is.', '它是什么。',
-     'def f():\n    """它是什么。\n\n    f(x)\n    """\n'),
-    ('x = 1  # behind the code\n', 'behind the code', '在代码后面', 'x = 1  # 在代码后面\n'),
-    ('# TODO 1: A.f\n#   1. A step that goes on\n#      in a second line.                   (batch_size, size)\n',
-     '  1. A step that goes on\n     in a second line.                   (batch_size, size)',
-     '  1. 一个步骤。                          (batch_size, size)',
-     '# TODO 1: A.f\n#   1. 一个步骤。                          (batch_size, size)\n'),
-    ('f(\'key\', f\'it is {x["a key"]!r}, not {y}\')\n', 'it is {x["a key"]!r}, not {y}',
-     '不是 {y}，而是 {x["a key"]!r}', 'f(\'key\', f\'不是 {y}，而是 {x["a key"]!r}\')\n'),
-    ("f('no_words', 'a sentence that'\n  ' goes on')\n", 'a sentence that goes on', '一句话',
-     "f('no_words', '一句话')\n")])
-def test_paragraphs_of_code(text, paragraph, chinese, said):
-    asked = []
-    rewrite('a.py', text, asked.append)
-    assert paragraph in asked and 'key' not in asked and 'no_words' not in asked
-    assert rewrite('a.py', text, {paragraph: chinese}.get) == said
-
-
 def test_the_files_follow_their_source(tmp_path, monkeypatch, capsys):
     for name, value in dict(ROOT=tmp_path, FOLDER=tmp_path / 'zh', SOURCES=['README.md', 'b.md'],
                             README=tmp_path / 'README.zh.md').items():
