@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from instructor.assemble import ROOT, assemble
-from instructor.demo import NOTEBOOKS
+from instructor.demo import NOTEBOOKS, TRAINING
 from lab.notebooks import run_notebook
 from report.render import GUIDE, YOUR_NAME, YOUR_TEXT, still_open, write_page
 from utils import atomic_path
@@ -109,8 +109,8 @@ def main():
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     try:
         build = assemble(ROOT / 'instructor' / 'models.py', arguments.build)
-        notebooks = {} if arguments.texts else {name: {} for name in NOTEBOOKS} | {'compare.ipynb': COMPARISON}
-        for name, parameters in notebooks.items():
+        notebooks = {name: {} for name in (*TRAINING, *NOTEBOOKS)} | {'compare.ipynb': COMPARISON}
+        for name, parameters in notebooks.items() if not arguments.texts else ():
             print(f'\n== {name} ==', flush=True)
             run_notebook(build / name, build / name, **parameters)
         write_example(build)

@@ -13,7 +13,8 @@ def rank(score, length):
 
     :param score: sum of log-probabilities
     :param length: number of words, <end> counted
-    :return: the larger, the better. It must grow with ``score`` and, where that is the same, not fall with ``length``
+    :return: the larger, the better. Of two captions of equal score the longer one must not rank lower: the search stops
+        early because of this
     """
     return score
 
@@ -28,9 +29,9 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     """Keep the ``beam_size`` best captions so far, for many images at once.
 
     All beams of all images go through the decoder as one batch. A beam that reaches <end> is put aside and its
-    place closed; an image leaves the batch when no open beam can beat its best finished caption any more, however long
-    it grows (its score only falls), or when no beam is open. :func:`rank` says which finished caption is best. Beam 1
-    is greedy decoding.
+    place closed. :func:`rank` says which finished caption is best. An image leaves the batch when no beam is open, or
+    when no open beam can beat its best finished caption any more: a beam's score only falls, so it can rank no higher
+    than with its score of now and the longest length. Beam 1 is greedy decoding.
 
     :param decoder: any decoder with ``start`` and ``step``
     :param encoder_out: (batch_size, ..., encoder_dim) encoded images

@@ -52,9 +52,9 @@ class Settings:
     feature_dropout: float = 0.0        # on whole channels of a picture's features, in training
     word_vectors: str | None = None     # text file of GloVe, word2vec or fastText, embed_dim numbers a word
     captions: str | None = None         # file of lab/experiments/distillation.py: learn a teacher's captions
-    label_smoothing: float = 0.0        # share of a target that all words have in common (Szegedy et al. 2016, sec. 7)
+    label_smoothing: float = 0.0        # probability that a target spreads over all words (Szegedy et al. 2016)
     teacher_forcing: PerEpoch = 1.0     # probability of feeding the true word; (1.0, 0.7) falls over the epochs
-    flip: bool = False                  # mirror pictures in every other epoch, but none that is said to have a side
+    flip: bool = False                  # mirror pictures in every other epoch, unless a caption says left or right
     bf16: bool | None = None            # matrix products in half precision; None: on a GPU that is made for it
     accumulate: int = 1                 # compute a step's gradient in so many parts, if memory is short
     self_critical: str | None = None    # second phase on CIDEr-D, with the baseline 'greedy' or 'mean'
