@@ -13,8 +13,8 @@ restval), VAL and TEST:
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
 The ten files get their names when all are complete; until then, older ones stay as they are. A run does nothing if
-they are there. Of two runs on one folder the second waits for the first. Where another program has files of these
-names, this one's get the base ``{dataset}-2_...``.
+they are there and were made from the same input. Of two runs on one folder the second waits for the first. Where
+another program has files of these names, this one's get the base ``{dataset}-2_...``.
 
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.

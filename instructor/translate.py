@@ -23,7 +23,7 @@ PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'doc
             'create_input_files.py', 'utils.py', 'train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb',
             'caption.ipynb', 'compare.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/report.ipynb', 'report/*.py',
             'report/page.css', 'lab/[a-z]*.py', 'lab/data/[deitv]*.py', 'lab/decode/[a-z]*.py', 'lab/more/*.py',
-            'lab/train/[cfmrs]*.py', 'lab/figures/[cps]*.py', 'lab/experiments/compare.py', 'tests/c*.py',
+            'lab/train/[cfmrs]*.py', 'lab/figures/[cs]*.py', 'lab/experiments/compare.py', 'tests/c*.py',
             'tests/test_todo*.py', 'tests/protocol.py', 'tests/rubric.toml', 'tests/bonus/bonus_checks.py',
             'tests/bonus/test_*.py', 'instructor/mistakes/todo*.toml']
 SOURCES = [path.relative_to(ROOT).as_posix() for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]

@@ -159,8 +159,8 @@ def _load_state(model, path):
         model.load_state_dict(torch.load(path, map_location='cpu', weights_only=True))
     except Exception as error:  # torch reports it in many ways
         reason = textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 150)
-        raise ValueError(f'encoder weights: {path} cannot be loaded into {type(model).__name__} ({reason}): if it is '
-                         'damaged, delete it; name another file in encoder_weights') from error
+        raise ValueError(f'encoder weights: {path} cannot be loaded into {type(model).__name__} ({reason}): delete '
+                         'it if it is damaged, or name another file in encoder_weights') from error
     return model
 
 

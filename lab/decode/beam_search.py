@@ -13,8 +13,8 @@ def rank(score, length):
 
     :param score: sum of log-probabilities
     :param length: number of words, <end> counted
-    :return: the larger, the better. Of two captions of equal score the longer one must not rank lower: the search stops
-        early because of this
+    :return: the larger, the better. A higher score must rank higher, and of two equal scores the longer caption must
+        not rank lower: the search stops early because of this
     """
     return score
 

@@ -42,14 +42,11 @@ def test_it_is_trained_and_loaded_and_goes_on_the_same(two_heads, tmp_path, monk
     assert seen == {(True, 0.75), (True, 0.6), (False, 1.0)}
 
 
-def test_other_heads_are_another_function(two_heads, tmp_path, capsys):
+def test_other_heads_are_another_function(two_heads, tmp_path):
     """Though the weights would fit."""
     cfg, _, stopped = two_heads
-    one = {**cfg, 'decoder_options': {}, 'output_folder': str(tmp_path)}
     with pytest.raises(ValueError, match='decoder_options'):
-        train({**one, 'checkpoint': stopped})
-    train({**one, 'start_from': stopped, 'epochs': 1})
-    assert str(cfg['decoder_options']) in capsys.readouterr().out
+        train({**cfg, 'decoder_options': {}, 'output_folder': str(tmp_path), 'checkpoint': stopped})
 
 
 @pytest.mark.parametrize(('settings', 'hint'), [

@@ -278,6 +278,7 @@ def test_text_of_data_is_drawn_as_it_is(tmp_path):
     figures.save_gif(picture(), [text], alphas, tmp_path / 'spoken.gif')
 
 
+@pytest.mark.filterwarnings('ignore:no font here')
 def test_chinese():
     """No spaces, and half as many characters in a line."""
     assert plot_attention(picture(), ['一只', '狗'], np.full((2, 4, 4), 1 / 16)).get_suptitle() == '一只狗'
