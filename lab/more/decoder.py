@@ -8,7 +8,7 @@
 Its ``__init__`` gets those sizes that it names (``attention_dim``, ``embed_dim``, ``decoder_dim``, ``vocab_size``,
 ``encoder_dim``, ``dropout``), and what the setting ``decoder_options`` holds. ``models.flatten_pixels`` makes a list of
 pixels of the grid. Train it with ``decoder='my_decoder.MyDecoder'`` in the settings. ``caption.ipynb`` shows how far a
-gate is open at each word if ``step`` calls a layer of the name ``f_beta``.
+gate is open at each word if its layer has the same name as in ``models.py``.
 """
 
 import torch
