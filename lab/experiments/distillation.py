@@ -3,8 +3,7 @@
 People describe a picture in five ways, and a decoder spreads its probability over all of them. A teacher, such as an
 ensemble, has learned what these captions have in common. It captions the training pictures by beam search and by
 sampling. Its captions that are most similar to people's replace most of these, and a decoder learns them by
-cross-entropy.
-This is the paper's sequence-level interpolation (sec. 3.3), with CIDEr-D as similarity in place of BLEU.
+cross-entropy. This is the paper's sequence-level interpolation (sec. 3.3), with CIDEr-D as similarity in place of BLEU.
 
 >>> teachers = ['runs/a/BEST_checkpoint_Attention.pth.tar', 'runs/b/BEST_checkpoint_Attention.pth.tar']
 >>> distill('captions.json', teachers)

@@ -75,24 +75,22 @@ class DecoderWithSpatialAttention(Decoder):
         """Look at the picture, with the new hidden state.
 
         :param V: (batch_size, num_pixels, decoder_dim); ``keys``: W_v V (batch_size, num_pixels, attention_dim)
-        :param h, h_before, tanh_m: (batch_size, ..., decoder_dim) new and old hidden state, tanh of the new cell state;
-            in between a dimension of steps, or none
-        :param x: (batch_size, ..., 2 embed_dim) the LSTM's input
-        :return: c_t (batch_size, ..., decoder_dim), alpha (batch_size, ..., num_pixels)
+        :param h, h_before, tanh_m: (batch_size, decoder_dim) new and old hidden state, tanh of the new cell state
+        :param x: (batch_size, 2 embed_dim) the LSTM's input
+        :return: c_t (batch_size, decoder_dim), alpha (batch_size, num_pixels)
         """
         # TODO 6: DecoderWithSpatialAttention.attend
-        #   1. alpha = softmax of self.score(keys, h) over the pixels: the last dimension, one of steps may come before
+        #   1. alpha = softmax of self.score(keys, h) over the pixels
         #   2. c = weighted_sum(alpha, V)
         ### BEGIN SOLUTION
         z = self.score(keys, h)
-        alpha = z.softmax(dim=-1)
+        alpha = z.softmax(dim=1)
         return weighted_sum(alpha, V), alpha
         ### END SOLUTION
 
     def score(self, keys, h):
-        """z_t = w_h^T tanh(W_v V + W_g h_t), eq. 6: (batch_size, ..., num_pixels)"""
-        keys = keys.view(len(keys), *[1] * (h.dim() - 2), *keys.shape[1:])  # the same at each step
-        return self.w_h(torch.tanh(keys + self.W_g(h).unsqueeze(-2))).squeeze(-1)
+        """z_t = w_h^T tanh(W_v V + W_g h_t), eq. 6: (batch_size, num_pixels)"""
+        return self.w_h(torch.tanh(keys + self.W_g(h).unsqueeze(1))).squeeze(2)
 
     def one_step(self, embeddings, V, keys, v_g, h, m):
         """Read one word, look, score the next.
@@ -163,7 +161,7 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
         ### END SOLUTION
 
     def sentinel(self, x, h_before, tanh_m):
-        """s_t, eqs. 9 and 10: (batch_size, ..., decoder_dim)"""
+        """s_t, eqs. 9 and 10: (batch_size, decoder_dim)"""
         # TODO 7: DecoderWithAdaptiveAttention.sentinel
         #   g = sigmoid(W_x x + W_h h_{t-1});  s = g * tanh_m, which is tanh(m_t) of the new cell state already
         ### BEGIN SOLUTION
@@ -174,15 +172,15 @@ class DecoderWithAdaptiveAttention(DecoderWithSpatialAttention):
     def attend(self, V, keys, h, x, h_before, tanh_m):
         """As in the class above, but c^_t, and alpha^_t without its last entry."""
         # TODO 7: DecoderWithAdaptiveAttention.attend
-        #   1. s = self.sentinel(...);  its score: w_h tanh(W_s s + W_g h)         (batch_size, ..., 1)
-        #   2. softmax over all scores together: first those of the pixels (self.score), last the sentinel's, along the
-        #      last dimension                                        (batch_size, ..., num_pixels + 1)
-        #   3. beta = the last entry, [..., -1:] to keep the dimension;  c^ = beta s + weighted_sum(the others, V)
+        #   1. s = self.sentinel(...);  its score: w_h tanh(W_s s + W_g h)         (batch_size, 1)
+        #   2. softmax over all scores together: first those of the pixels (self.score), last the sentinel's
+        #                                                             (batch_size, num_pixels + 1)
+        #   3. beta = the last entry, [:, -1:] to keep the dimension;  c^ = beta s + weighted_sum(the others, V)
         #   4. return c^, the others
         ### BEGIN SOLUTION
         s = self.sentinel(x, h_before, tanh_m)
         z_s = self.w_h(torch.tanh(self.W_s(s) + self.W_g(h)))
-        alpha = torch.cat([self.score(keys, h), z_s], dim=-1).softmax(dim=-1)
-        alpha, beta = alpha[..., :-1], alpha[..., -1:]
+        alpha = torch.cat([self.score(keys, h), z_s], dim=1).softmax(dim=1)
+        alpha, beta = alpha[:, :-1], alpha[:, -1:]
         return beta * s + weighted_sum(alpha, V), alpha
         ### END SOLUTION

@@ -61,10 +61,6 @@ class CaptionNet(Decoder):
         h_t, c_t = LSTM([w_t; context], h_{t-1}, c_{t-1})     (Xu et al. 2015, arXiv 1502.03044, eqs. 1 to 3)
         p = softmax(MLP([h_t; context; w_t]))                 (deep output, Xu et al. eq. 7, with a tanh)
 
-    The grid is (batch_size, h, w, channels) or (batch_size, cells, channels) as everywhere in this lab, or
-    (batch_size, channels, cells), as VGG features often come; where there are as many cells as channels, the
-    channels are taken to come last.
-
     :param attention_dim, embed_dim, decoder_dim, vocab_size: as in :class:`DecoderWithSpatialAttention`
     :param encoder_dim: channels
     :param dropout: probability of dropping an entry of the MLP's hidden layer
@@ -74,7 +70,6 @@ class CaptionNet(Decoder):
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=512, dropout=0.5, heads=1):
         super().__init__()
-        self.encoder_dim = encoder_dim
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.init_h = nn.Linear(encoder_dim, decoder_dim)
         self.init_c = nn.Linear(encoder_dim, decoder_dim)
@@ -84,12 +79,6 @@ class CaptionNet(Decoder):
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(decoder_dim, vocab_size)
         init_word_layers(self)
-
-    def cells(self, features):
-        """:return: (batch_size, cells, channels)"""
-        if features.dim() == 3 and features.shape[-1] != self.encoder_dim:
-            return features.transpose(1, 2)
-        return flatten_pixels(features)
 
     def one_step(self, embeddings, cells, keys, h, c):
         """Look, and read one word.
@@ -111,16 +100,16 @@ class CaptionNet(Decoder):
 
     def start(self, encoder_out):
         """
-        :param encoder_out: as above
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_cells, encoder_dim)
         :return: first state (h, c), each (batch_size, decoder_dim); memory: cells (batch_size, num_cells, encoder_dim)
             and keys (batch_size, num_cells, attention_dim)
         """
         # TODO 10: CaptionNet.start
-        #   1. self.cells of the grid, and their mean
+        #   1. the cells: flatten_pixels of the grid; and their mean
         #   2. h and c: each the tanh of its own Linear layer on the mean
         #   3. return (h, c), (cells, the attention's keys of the cells)
         ### BEGIN SOLUTION
-        cells = self.cells(encoder_out)
+        cells = flatten_pixels(encoder_out)
         mean = cells.mean(dim=1)
         return (torch.tanh(self.init_h(mean)), torch.tanh(self.init_c(mean))), (cells, self.attention.key(cells))
         ### END SOLUTION

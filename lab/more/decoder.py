@@ -59,10 +59,10 @@ class Decoder(nn.Module):
 def weighted_sum(alpha, V):
     """sum over i of alpha_i v_i
 
-    :param alpha: (batch_size, num_pixels), or (batch_size, steps, num_pixels); ``V``: (batch_size, num_pixels, d)
-    :return: (batch_size, d), or (batch_size, steps, d)
+    :param alpha: (batch_size, num_pixels); ``V``: (batch_size, num_pixels, d)
+    :return: (batch_size, d)
     """
-    return torch.einsum('b...p,bpd->b...d', alpha, V)
+    return torch.einsum('bp,bpd->bd', alpha, V)
 
 
 def true_or_own(true_words, scores, teacher_forcing):

@@ -9,7 +9,6 @@ OTHER_CALLS = {  # what is different in them -> the likely cause if only these a
     ' once more': 'a call changes what it is given in place (add_(), +=), or leaves something behind for the next one',
     ' of one caption': 'squeeze() without a dimension drops that of the batch as well',
     ' of one picture': 'squeeze() without a dimension drops that of the batch as well',
-    ', 3 steps at once': 'a dimension of steps may come before the last one: dim=-1, not dim=1',
     ' with more cells': 'a number of cells is fixed',
     ' with pixels in a row': 'the grid may come with its pixels in a row already: flatten_pixels takes both',
     ' with other keys': 'keys that are handed over must be taken as they are',

@@ -108,11 +108,10 @@ def ask_look(inputs, kind):
         call(' with more cells', 'look', ['more cells'], outputs)]))
 
 
-def at_each_step(inputs, *steps):
+def at_a_step(inputs):
     i, widths = inputs, dict(h=inputs.decoder_dim, x=2 * inputs.embed_dim, h_before=inputs.decoder_dim,
                              tanh_m=inputs.decoder_dim)
-    return {name: 0.9 * i.wave(i.batch, *steps, width, shift=shift) for shift, (name, width) in enumerate(
-        widths.items())}
+    return {name: 0.9 * i.wave(i.batch, width, shift=shift) for shift, (name, width) in enumerate(widths.items())}
 
 
 def of_the_picture(inputs):
@@ -121,21 +120,14 @@ def of_the_picture(inputs):
             'keys': i.wave(i.batch, i.num_pixels, i.attention_dim, shift=0.5)}
 
 
-def with_steps(inputs, method, names, outputs, tensors):
-    """Of one step, and of three at once."""
-    tensors |= {f'{name} of 3 steps': array for name, array in at_each_step(inputs, 3).items()}
-    at_once = [f'{name} of 3 steps' if f'{name} of 3 steps' in tensors else name for name in names]
-    return parts(tensors, in_every_way(tensors, method, names, outputs, [
-        call(', 3 steps at once', method, at_once, outputs)]))
-
-
 def ask_attend(inputs, kind):
-    tensors = of_the_picture(inputs) | at_each_step(inputs)
-    return with_steps(inputs, 'attend', list(tensors), ['c', 'alpha'], tensors)
+    tensors = of_the_picture(inputs) | at_a_step(inputs)
+    return parts(tensors, in_every_way(tensors, 'attend', list(tensors), ['c', 'alpha']))
 
 
 def ask_sentinel(inputs, kind):
-    return with_steps(inputs, 'sentinel', ['x', 'h_before', 'tanh_m'], ['s'], at_each_step(inputs))
+    tensors = at_a_step(inputs)
+    return parts(tensors, in_every_way(tensors, 'sentinel', ['x', 'h_before', 'tanh_m'], ['s']))
 
 
 def of_a_step(inputs, kind):

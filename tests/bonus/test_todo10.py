@@ -19,7 +19,7 @@ def test_two_heads(lab):
 
 def test_start(lab):
     check_method(lab, 'captionnet_start', f'{DECODER}.start', h='tanh(init_h(mean of the cells))',
-                 c='tanh(init_c(mean of the cells))', pixels='self.cells of the grid',
+                 c='tanh(init_c(mean of the cells))', pixels='flatten_pixels of the grid',
                  keys="the attention's keys of the cells")
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_papers import ENCODER, WORDS, captions, make, pictures, random, run, same
+from test_papers import ENCODER, WORDS, captions, make, pictures
 
 import solver
 from lab.decode.evaluate import caption_split
@@ -87,10 +87,3 @@ def test_the_ratio_is_that_of_true_words(ratio, monkeypatch):
 def test_heads_that_do_not_fit(heads, attention):
     with pytest.raises(ValueError, match=f'heads is {heads}'):
         ScaledDotProductAttention(ENCODER, 9, attention, heads=heads)
-
-
-def test_captionnet_takes_features_with_the_channels_first():
-    decoder = make('captionnet')
-    same(run(decoder, pictures().flatten(1, 2).transpose(1, 2)), run(decoder), 0)
-    square = random(1, ENCODER, ENCODER)
-    assert torch.equal(decoder.cells(square), square)  # as many cells as channels: these come last
