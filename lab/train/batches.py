@@ -97,9 +97,10 @@ def training_loader(dataset, cfg, epoch):
 
 
 def weights_of(loader, accumulate):
-    """What each batch of an epoch counts, if a step is the mean of ``accumulate`` batches: by its number of words.
+    """The weight of each batch's loss, by its number of words: a step is the mean of ``accumulate`` weighted losses.
 
-    :return: list of floats, on average 1
+    :param loader: of :func:`training_loader`
+    :return: list of floats, 1 on average over a step
     """
     units = loader.dataset
     words = [int((units.dataset.caplens[part.flatten()] - 1).sum()) for part in units.numbers.split(loader.batch_size)]
