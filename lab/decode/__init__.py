@@ -1,1 +1,1 @@
-"""From scores to captions, and what they are worth: beam search, BLEU, CIDEr. Worth reading: ``beam_search.py``."""
+"""Captions are found (greedy, beam search, sampling) and scored (BLEU, CIDEr). Worth reading: ``beam_search.py``."""

@@ -125,11 +125,12 @@ def test_many_images_at_once_equal_the_textbook(name, ends):
 @pytest.mark.parametrize('rank', [lambda score, length: score, lambda score, length: score / length],
                          ids=['sum', 'mean'])
 @pytest.mark.parametrize('end_bias', [9, 3, -30])
+@pytest.mark.parametrize('seed', [0, 4, 6])
 @pytest.mark.parametrize('name', ['plain', 'attention'])
-def test_a_wide_beam_finds_the_best_of_all_captions_by_any_rule(name, end_bias, rank, monkeypatch):
+def test_a_wide_beam_finds_the_best_of_all_captions_by_any_rule(name, seed, end_bias, rank, monkeypatch):
     """So nothing is stopped too early: by the mean a long caption may be better than a short one with a larger sum."""
     monkeypatch.setattr(module, 'rank', rank)
-    decoder, words, max_len = network(name, 4, end_bias), (1, 3, 4), 4
+    decoder, words, max_len = network(name, seed, end_bias), (1, 3, 4), 4
     with torch.no_grad():
         decoder.fc.bias[[word for word in range(WORDS) if word not in (*words, END)]] = -torch.inf
     scores = all_captions(decoder, pictures(6), words, max_len)
