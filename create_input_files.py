@@ -19,6 +19,13 @@ another program has files of these names, this one's get the base ``{dataset}-2_
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.
 
+Captions in several languages, each in a JSON file of its own with the same pictures and splits, make one data set:
+
+    --karpathy-json-path en=dataset_flickr8k.json zh=dataset_flickr8k_zh.json --tokenizer zh=rjieba
+
+A picture then has k captions in each language, one language after the other. A caption begins with the start token of
+its language, ``<start:en>`` or ``<start:zh>``, and ``references`` are dicts of such lists.
+
 A picture in two splits is refused, since a test on training pictures says nothing about new ones. A copy or a link
 under another name is not noticed.
 """
@@ -31,6 +38,7 @@ import json
 import os
 import posixpath
 import random
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +52,7 @@ from tqdm import tqdm
 
 from lab.data import tokenizers
 from lab.data.images import ImageFileError, load_image, open_images
-from lab.data.vocabulary import build_word_map, encode_caption
+from lab.data.vocabulary import build_word_map, encode_caption, in_language
 from utils import atomic_path, one_process_in, read_json
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
@@ -65,7 +73,7 @@ class Picture(NamedTuple):
 
     :ivar name: path in the image folder, with slashes; ``file``: the whole path
     :ivar split: TRAIN, VAL or TEST
-    :ivar captions: all token lists; ``usable``: those of 1 to max_len words
+    :ivar captions: dict language -> all token lists; ``usable``: those of 1 to max_len words; None is the only language
     :ivar stamp: (bytes, modification time in ns) of the file; None if it is missing
     :ivar problem: why the picture cannot be used, as far as this is seen before decoding; None if it can
     """
@@ -73,15 +81,16 @@ class Picture(NamedTuple):
     name: str
     file: str
     split: str
-    captions: list
-    usable: list
+    captions: dict
+    usable: dict
     stamp: tuple | None
     problem: str | None
 
 
-def read_karpathy(path, image_folder, max_len, cut=None):
+def read_karpathy(path, image_folder, max_len, cut=None, language=None):
     """
     :param cut: function that splits a sentence's ``raw`` into tokens; None: take its ``tokens``
+    :param language: of its captions, if there are several
     :return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file
     """
     content = Path(path).expanduser().read_bytes()
@@ -92,7 +101,7 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     pictures = []
     try:
         for entry in tqdm(data["images"], desc="checking images", unit="image", delay=2):
-            pictures.append(read_entry(entry, image_folder, max_len, cut))
+            pictures.append(read_entry(entry, image_folder, max_len, cut, language))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
@@ -101,7 +110,7 @@ def read_karpathy(path, image_folder, max_len, cut=None):
     return pictures, hashlib.sha256(content).hexdigest()
 
 
-def read_entry(entry, image_folder, max_len, cut):
+def read_entry(entry, image_folder, max_len, cut, language):
     """:return: the ``Picture`` of one of the JSON's ``images``; the other parameters as of :func:`read_karpathy`"""
     captions = []
     for sentence in entry["sentences"]:
@@ -123,7 +132,22 @@ def read_entry(entry, image_folder, max_len, cut):
         problem = "the file is empty (0 bytes)"
     elif not captions:
         problem = "the JSON has no captions for it"
-    return Picture(name, file, SPLIT_OF[entry["split"]], captions, usable, stamp, problem)
+    return Picture(name, file, SPLIT_OF[entry["split"]], {language: captions}, {language: usable}, stamp, problem)
+
+
+def combine(first, *others):
+    """The pictures of a JSON file, with the captions of further files in other languages.
+
+    :param first, others: lists of :func:`read_karpathy`
+    """
+    for pictures in others:
+        by_name = {picture.name: picture for picture in pictures}
+        for number, picture in enumerate(first):
+            other = by_name.get(picture.name, picture._replace(problem="the JSON of another language lacks it"))
+            first[number] = picture._replace(captions=picture.captions | other.captions,
+                                             usable=picture.usable | other.usable,
+                                             problem=picture.problem or other.problem)
+    return first
 
 
 def refuse_shared(pictures):
@@ -137,13 +161,12 @@ def refuse_shared(pictures):
                          "this with --allow-shared-images (allow_shared_images=True)")
 
 
-def choose_captions(picture, captions_per_image, seed):
+def choose_captions(captions, captions_per_image, seed):
     """Choose exactly ``captions_per_image`` captions: a random sample, or all of them and random repeats.
 
-    The choice depends on the seed and the image alone, not on what other images there are.
+    :param seed: with the picture's name, so that the choice does not depend on what other pictures there are
     """
-    captions = picture.usable
-    rng = random.Random(f"{seed} {picture.name}")
+    rng = random.Random(seed)
     if len(captions) > captions_per_image:
         return rng.sample(captions, captions_per_image)
     return captions + rng.choices(captions, k=captions_per_image - len(captions))
@@ -164,6 +187,12 @@ def without(left_out, pictures):
     return [picture for number, picture in enumerate(pictures) if number not in left_out]
 
 
+def references_of(picture):
+    """All captions of a ``Picture`` but the empty ones: a list, or a dict of lists where languages have names."""
+    captions = {language: [words for words in those if words] for language, those in picture.captions.items()}
+    return captions.get(None, captions)
+
+
 def write_images(path, pictures, image_size, attributes, workers, skip_bad, left_out=None):
     """Write the HDF5 file of a split.
 
@@ -176,7 +205,7 @@ def write_images(path, pictures, image_size, attributes, workers, skip_bad, left
     left_out, damaged, shape = left_out or {}, {}, (3, image_size, image_size)
     numbers, kept = without(left_out, range(len(pictures))), without(left_out, pictures)
     fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in kept]])
-    strings = {"references": [json.dumps([c for c in picture.captions if c]) for picture in kept],
+    strings = {"references": [json.dumps(references_of(picture)) for picture in kept],
                "names": [picture.name for picture in kept]}
     if left_out:
         strings["left_out"] = [json.dumps(pair) for pair in left_out.items()]
@@ -237,9 +266,10 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
-    :param karpathy_json_path: JSON file with images, splits and tokenised captions
+    :param karpathy_json_path: JSON file with images, splits and tokenised captions; of several languages a dict:
+        ``{'en': 'dataset.json', 'zh': 'dataset_zh.json'}``
     :param image_folder: folder with the images named in the JSON
-    :param captions_per_image: captions per image; more are sampled, fewer are topped up with repeats
+    :param captions_per_image: captions per image and language; more are sampled, fewer are topped up with repeats
     :param min_word_freq: a word seen less often in the training captions becomes ``<unk>``
     :param output_folder: where to write; made if need be
     :param max_len: captions with more words are left out, and so is an image that has only such ones
@@ -249,7 +279,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param image_size: side of the square images in pixels
     :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
-        characters; None takes its ``tokens``
+        characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
     :return: summary, dict with ``data_name`` (base), ``splits`` (per split ``images``, ``captions``,
         ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens), ``bad_images`` (list
         of {image, split, reason}), ``too_long_images`` (names of images without a caption of 1 to max_len words) and
@@ -265,23 +295,27 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     vocabulary = folder / f"WORDMAP_{data_name}.json"
     jsons = [*captions.values(), *lengths.values(), vocabulary]
 
-    pictures, json_hash = read_karpathy(karpathy_json_path, image_folder, max_len,
-                                        tokenizers.by_name(tokenizer) if tokenizer else None)
+    paths = karpathy_json_path if isinstance(karpathy_json_path, dict) else {None: karpathy_json_path}
+    cuts = tokenizer if isinstance(tokenizer, dict) else dict.fromkeys(paths, tokenizer)
+    read = [read_karpathy(path, image_folder, max_len, tokenizers.by_name(cuts.get(language)), language)
+            for language, path in paths.items()]
+    pictures = combine(*(those for those, _ in read))
+    json_hash = [digest for _, digest in read] if None not in paths else read[0][1]
     bad = [(picture, picture.problem) for picture in pictures if picture.problem]
     if bad and not skip_bad:
         picture, problem = bad[0]
         raise ValueError(f"{picture.file}: {problem}; {len(bad)} of {len(pictures)} images are missing, empty or "
                          "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
-    usable = [picture for picture in pictures if not picture.problem and picture.usable]
-    too_long = [picture for picture in pictures if not picture.problem and not picture.usable]
+    usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
+    too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
     if not allow_shared_images:
-        refuse_shared(usable)
+        refuse_shared(usable + [picture for those, _ in read[1:] for picture in those])
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
-        raise ValueError(f"{karpathy_json_path}: there is no usable image in the training split")
+        raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
     settings = [captions_per_image, min_word_freq, max_len, seed, image_size, skip_bad]
     fingerprint = sha256([FORMAT_VERSION, json_hash, [picture.stamp for picture in pictures], *map(int, settings),
-                          *[tokenizer] * bool(tokenizer)])
+                          *[tokenizer] * bool(tokenizer), *filter(None, paths)])
 
     def is_complete():
         headers = [read_header(path)[0] for path in images.values()]
@@ -300,19 +334,22 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                                      f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
                 # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
                 parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
-                attributes = {"captions_per_image": captions_per_image, "fingerprint": fingerprint}
+                attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
                 kept = {}
                 for split, pictures in of_split.items():
                     left_out = write_images(parts[images[split]], pictures, image_size, attributes, workers, skip_bad)
                     kept[split] = without(left_out, pictures)
-                words_from = (caption for picture in kept["TRAIN"] for caption in picture.captions)  # too long as well
-                contents = {vocabulary: build_word_map(words_from, min_word_freq)}
+                words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
+                              for caption in those)  # too long as well
+                word_map = build_word_map(words_from, min_word_freq, [*filter(None, paths)])
+                maps = {language: in_language(word_map, language) for language in paths}
+                contents = {vocabulary: word_map}
                 for split in SPLITS:
-                    chosen = [caption for picture in kept[split]
-                              for caption in choose_captions(picture, captions_per_image, seed)]
-                    contents[captions[split]] = [encode_caption(caption, contents[vocabulary], max_len)
-                                                 for caption in chosen]
-                    contents[lengths[split]] = [len(caption) + 2 for caption in chosen]
+                    chosen = [(maps[language], caption) for picture in kept[split] for language in paths
+                              for caption in choose_captions(picture.usable[language], captions_per_image, " ".join(
+                                  [str(seed), picture.name, *filter(None, [language])]))]
+                    contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
+                    contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
                 for path, content in contents.items():
                     parts[path].write_text(json.dumps(content), encoding="utf-8")
 
@@ -323,8 +360,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         bad += [(pictures[number], reason) for number, reason in left_out.items()]
         kept, unusable = without(left_out, pictures), [picture for picture in too_long if picture.split == split]
         summary["splits"][split] = {
-            "images": len(kept), "captions": len(kept) * captions_per_image,
-            "captions_left_out": sum(len(picture.captions) - len(picture.usable) for picture in kept + unusable),
+            "images": len(kept), "captions": len(kept) * captions_per_image * len(paths),
+            "captions_left_out": sum(len(picture.captions[language]) - len(picture.usable[language])
+                                     for picture in kept + unusable for language in paths),
             "images_left_out": len(unusable) + sum(picture.split == split for picture, _ in bad)}
     summary["bad_images"] = [{"image": picture.name, "split": picture.split, "reason": reason}
                              for picture, reason in bad]
@@ -345,12 +383,19 @@ def print_summary(summary, folder):
         print(f"  left out: {line}")
 
 
+def of_languages(texts):
+    """['en=a.json', 'zh=b.json'] is a dict, ['a.json'] is 'a.json'."""
+    pairs = [re.fullmatch('([a-z]+)=(.+)', text) for text in texts or []]
+    return dict(pair.groups() for pair in pairs) if pairs and all(pairs) else texts and texts[0]
+
+
 def main(arguments=None):
     """Command line. :return: exit code, 0, or 1 after an error in the input"""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     option = parser.add_argument
     option("--dataset", required=True, help="a name for the set, such as flickr8k; part of the file names")
-    option("--karpathy-json-path", required=True, help="JSON file with images, splits and tokenised captions")
+    option("--karpathy-json-path", required=True, nargs="+", metavar="FILE",
+           help="JSON file with images, splits and tokenised captions; of several languages en=FILE zh=FILE")
     option("--image-folder", required=True, help="folder with the images named in the JSON")
     option("--captions-per-image", type=int, default=5, help="default: %(default)s")
     option("--min-word-freq", type=int, default=5, help="rarer words become <unk>; default: %(default)s")
@@ -360,11 +405,15 @@ def main(arguments=None):
     option("--workers", type=int, help="threads that decode; default: a few more than there are CPU cores")
     option("--skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
-    option("--tokenizer", choices=tokenizers.NAMES,
-           help="split each raw sentence into Chinese words (rjieba) or single characters; default: take its tokens")
+    option("--tokenizer", nargs="+", metavar="NAME",
+           help="split each raw sentence into Chinese words (rjieba) or single characters; of several languages "
+                "zh=rjieba; default: take its tokens")
     option("--allow-shared-images", action="store_true", help="accept pictures that are in two splits")
+    arguments = parser.parse_args(arguments)
+    arguments.karpathy_json_path = of_languages(arguments.karpathy_json_path)
+    arguments.tokenizer = of_languages(arguments.tokenizer)
     try:
-        create_input_files(**vars(parser.parse_args(arguments)))
+        create_input_files(**vars(arguments))
     except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

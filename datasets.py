@@ -1,5 +1,6 @@
 """The files of ``create_input_files.py`` as a PyTorch ``Dataset``."""
 
+import copy
 import functools
 import hashlib
 import json
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset  # noqa: F401, accelerate looks for the latter in `datasets`
 
 from lab.data.images import open_images
-from lab.data.vocabulary import SPECIAL_TOKENS, encode_caption, load_word_map
+from lab.data.vocabulary import END, PAD, UNK, encode_caption, in_language, languages_of, load_word_map
 from utils import read_json
 
 
@@ -57,8 +58,13 @@ class CaptionDataset(Dataset):
             self.cpi = int(file.attrs['captions_per_image'])
             self.pictures = file.attrs['pictures']  # a fingerprint of all pixels
             self.names = file['names'].asstr()[:].tolist()
-            self.references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
-        if not belong_together(captions, caplens, self.references, load_word_map(folder, data_name)):
+            references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
+        word_map = load_word_map(folder, data_name)
+        self.languages = languages_of(word_map)
+        self.language = self.languages[0]
+        self.references_in = {language: [those[language] if language else those for those in references]
+                              for language in self.languages}
+        if not belong_together(captions, caplens, self.references, word_map):
             raise ValueError(f'the files of {data_name} in {folder} come from different runs of create_input_files: '
                              'delete them and run it again')
         if not captions:
@@ -76,6 +82,21 @@ class CaptionDataset(Dataset):
         """:return: path of a split's HDF5 file of images, whether or not it is there"""
         return Path(data_folder).expanduser() / f'{split}_IMAGES_{data_name}.hdf5'
 
+    @property
+    def references(self):
+        """Per picture a list of people's captions in ``language``, each a list of words."""
+        return self.references_in[self.language]
+
+    def in_language(self, language):
+        """The same data set with the references in another of its languages."""
+        other = copy.copy(self)
+        other.language = language if language in self.languages else self.languages[0]
+        return other
+
+    def language_of(self, numbers):
+        """The language of each caption, by its number: a picture has all captions in the first one, then the others."""
+        return [self.languages[number % self.cpi * len(self.languages) // self.cpi] for number in numbers]
+
     def replace_captions(self, path, word_map):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
 
@@ -88,17 +109,20 @@ class CaptionDataset(Dataset):
                 len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
             raise ValueError(f'{path} has the captions of other pictures, or another number of them, than '
                              f'{self.images_path}: make it again from a teacher that was trained on these')
-        rows = [encode_caption(caption, word_map, longest) for those in captions for caption in those]
+        maps = {language: in_language(word_map, language) for language in self.languages}
+        rows = [encode_caption(caption, maps[language], longest) for those in captions
+                for caption, language in zip(those, self.language_of(range(self.cpi)), strict=True)]
         self.captions = torch.tensor(rows, dtype=torch.long)
         self.caplens = torch.tensor([len(caption) + 2 for those in captions for caption in those]).unsqueeze(1)
 
     @functools.cached_property
     def sided(self):
         """(images,) bool: whether a caption of the image speaks of left or right."""
-        words = {word for captions in self.references for caption in captions for word in caption}
+        of_pictures = [sum(those, []) for those in zip(*self.references_in.values(), strict=True)]
+        words = {word for captions in of_pictures for caption in captions for word in caption}
         words = {word for word in words if speaks_of_a_side(word)}
         return torch.tensor([any(not words.isdisjoint(caption) for caption in captions)
-                             for captions in self.references], dtype=torch.bool)
+                             for captions in of_pictures], dtype=torch.bool)
 
     @property
     def few_captions(self):
@@ -161,8 +185,9 @@ def belong_together(captions, caplens, references, word_map):
     :param references: per picture a list of captions, each a list of words
     """
     per_picture = len(captions) // max(len(references), 1)
-    if not (len(captions) == len(caplens) == per_picture * len(references) and {*SPECIAL_TOKENS} <= {*word_map}):
+    if not (len(captions) == len(caplens) == per_picture * len(references) and {PAD, UNK, END} <= {*word_map}):
         return False
+    word_map = in_language(word_map)
     firsts = zip(captions[::per_picture or 1], caplens[::per_picture or 1], references, strict=True)
     return all(any(length == len(words) + 2 and caption == encode_caption(words, word_map, len(caption) - 2)
                    for words in of_picture) for caption, length, of_picture in firsts)

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from accelerate import Accelerator
@@ -19,7 +20,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from datasets import CaptionDataset
-from lab.data.vocabulary import SPECIAL_TOKENS, load_word_map
+from lab.data.vocabulary import in_language, is_special, load_word_map
 from lab.decode.greedy_search import greedy_search
 from lab.decode.metrics import bleu, in_history, scores_of
 from lab.more import self_critical, word_vectors
@@ -94,7 +95,7 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     model, cfg = run.model, run.model.settings
     one_epoch, trained = train_epoch, len(model.history)
     if cfg['self_critical']:
-        one_epoch = partial(self_critical.train_epoch, scorer=self_critical.scorer_of(run.train_data))
+        one_epoch = partial(self_critical.train_epoch, scorers=self_critical.scorers_of(run.train_data))
     for epoch in range(trained + 1, cfg['epochs'] + 1):
         if model.history and len(model.history) - best_epoch(model.history)['epoch'] >= STOP_AFTER:
             log(f"No better {cfg['monitor']} for {STOP_AFTER} epochs: stop.")
@@ -144,7 +145,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     if len(model.history) >= cfg['epochs']:
         log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
-    check_monitor(cfg['monitor'], val_data.references)
+    check_monitor(cfg['monitor'], val_data)
     if cfg['captions']:
         train_data.replace_captions(cfg['captions'], word_map)
     model.fingerprints = before['fingerprints'] if before else fingerprints(cfg)
@@ -153,7 +154,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
         scheduler.load_state_dict(before['scheduler'])
     few = batches.collate(train_data, train_data.few_captions)
     if cfg['decoder']:  # a mistake in start or step shows here, not after an epoch
-        greedy_search(model.decoder.eval(), model.encode(few.images), word_map, max_len=1)
+        greedy_search(model.decoder.eval(), model.encode(few.images), model.vocabulary, max_len=1)
     elif cfg['fast']:
         log(model.use_fast_forward(few))
     word_vectors.add_dropout(model)
@@ -162,10 +163,10 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     return Run(accelerator, model, wrapped, train_data, val_data, optimizer, scheduler, loss)
 
 
-def check_monitor(name, references):
+def check_monitor(name, dataset):
     """:raises ValueError: validation gives no score of this name"""
-    greedy = scores_of(references[:1], [references[0][0]])
-    names = ['loss', 'cross_entropy', 'top5', 'bleu4', *(f'greedy_{in_history(score)}' for score in greedy)]
+    greedy = greedy_scores(dataset, lambda own: [captions[0] for captions in own.references])
+    names = ['loss', 'cross_entropy', 'top5', 'bleu4', *greedy]
     if name not in names:
         raise ValueError(f"setting 'monitor' is {name!r}; it must be one of {', '.join(names)}")
 
@@ -278,11 +279,11 @@ def validate(run):
 
     :param run: :class:`Run`
     :return: dict with ``loss``, ``cross_entropy`` (the loss without the penalty of attention, to compare decoders),
-        ``top5`` (percent), ``bleu4``, and ``greedy_`` with the name of each score of ``metrics.METRICS``
+        ``top5`` (percent), ``bleu4``, and the scores of :func:`greedy_scores`
     """
     model, dataset, gather, cfg = run.model, run.val_data, run.accelerator.gather_for_metrics, run.model.settings
     loss = run.loss or partial(caption_loss, alpha_c=in_epoch(cfg['alpha_c'], cfg['epochs'], cfg['epochs']))
-    special = {model.word_map[word] for word in SPECIAL_TOKENS}
+    special = {index for word, index in model.word_map.items() if is_special(word)}
     model.eval()
     losses, cross_entropy, top5 = AverageMeter(), AverageMeter(), AverageMeter()
 
@@ -290,7 +291,14 @@ def validate(run):
         loader = batches.loader(dataset, numbers, batch_size)
         return progress_bar(run.accelerator.prepare_data_loader(loader, False), desc=what, unit='batch', leave=False)
 
-    forced, greedy = [], []  # captions, in the order of the data set
+    def greedy(own):
+        captions, word_map = [], in_language(model.word_map, own.language)
+        for batch in bar('greedy captions', batches.pictures_of(own)[:, :1], cfg['batch_size']):
+            found = greedy_search(model.decoder, model.encode(batch.images), word_map)
+            captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
+        return captions
+
+    forced = []  # captions, in the order of the data set
     # the captions of a picture are in one batch if they fit
     for batch in bar('validate', batches.captions_of(dataset), max(cfg['batch_size'] // dataset.cpi, 1) * dataset.cpi):
         decoded = run.wrapped(batch)
@@ -300,21 +308,34 @@ def validate(run):
         top5.update(topk_accuracy(decoded.scores, decoded.targets, 5), words)
         forced += gather([model.words(word for word in caption if word not in special)
                           for caption in decoded.guesses()], use_gather_object=True)
-    for batch in bar('greedy captions', batches.pictures_of(dataset)[:, :1], cfg['batch_size']):
-        captions = greedy_search(model.decoder, model.encode(batch.images), model.word_map)
-        greedy += gather([model.words(caption.words) for caption in captions], use_gather_object=True)
-
-    references = [those for those in dataset.references for _ in range(dataset.cpi)]
-    scores = {f'greedy_{in_history(name)}': score for name, score in scores_of(dataset.references, greedy).items()}
+    references = [dataset.references_in[language][number // dataset.cpi]
+                  for number, language in enumerate(dataset.language_of(range(len(dataset))))]
     return averages(loss=losses, cross_entropy=cross_entropy, top5=top5) | dict(
-        bleu4=bleu(references, forced)['BLEU-4'], **scores)
+        bleu4=bleu(references, forced)['BLEU-4'], **greedy_scores(dataset, greedy))
+
+
+def greedy_scores(dataset, captions_of):
+    """The scores of ``metrics.METRICS``, with ``greedy_`` before their names.
+
+    :param captions_of: function from a data set in one of its languages to a caption for each of its pictures
+    :return: dict name -> score. Of several languages it is their mean, and ``greedy_bleu4_zh`` is that of one
+    """
+    of_languages = {}
+    for language in dataset.languages:
+        own = dataset.in_language(language)
+        of_languages[language] = {f'greedy_{in_history(name)}': score
+                                  for name, score in scores_of(own.references, captions_of(own)).items()}
+    scores = {name: fmean(own[name] for own in of_languages.values()) for name in of_languages[dataset.language]}
+    each = {f'{name}_{language}': score for language, own in of_languages.items() for name, score in own.items()}
+    return scores | (each if len(of_languages) > 1 else {})
 
 
 def log_epoch(scores):
     """Print an entry of the history: these scores, and the one that decides if it is another."""
     printed = dict(loss='LOSS', top5='TOP-5 ACCURACY', bleu4='BLEU-4', greedy_bleu4='GREEDY BLEU-4',
                    greedy_cider='CIDER')
-    printed.setdefault(scores['monitor'], scores['monitor'].upper())
+    own = [name.removeprefix('val_') for name in scores if name.startswith('val_greedy_bleu4_')]  # of each language
+    printed |= {name: name.upper() for name in (*own, scores['monitor']) if name not in printed}
     values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
     log(f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
 

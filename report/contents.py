@@ -79,14 +79,15 @@ def read_runs(folders):
 def saved_runs(folder):
     """The runs of one folder: those of ``compare.ipynb``, or the decoders that ``test.ipynb`` has tested."""
     if (folder / 'comparison.json').exists():
-        return [run | dict(settings=settings_in(folder / folder_name(run['name']), 'seed_*/BEST_checkpoint_*.pth.tar'))
+        return [run | dict(settings=settings_in(folder / folder_name(run.get('run', run['name'])),  # older: without
+                                                'seed_*/BEST_checkpoint_*.pth.tar'))
                 for run in read_json(folder / 'comparison.json', AGAIN)]
     runs = []
     for name, history in read_histories(folder).items():
-        path = folder / f'test_{name}.json'
-        if path.exists():
-            runs.append(dict(name=label(name), settings=settings_in(folder, f'BEST_checkpoint_{name}.pth.tar'),
-                             seeds=[read_json(path, AGAIN) | dict(history=history)]))
+        for path in [*folder.glob(f'test_{name}.json'), *sorted(folder.glob(f'test_{name}_??.json'))]:  # of a language
+            result = read_json(path, AGAIN) | dict(history=history)
+            runs.append(dict(name=label(result['model']), seeds=[result],
+                             settings=settings_in(folder, f'BEST_checkpoint_{name}.pth.tar')))
     return runs
 
 

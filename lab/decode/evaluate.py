@@ -27,6 +27,7 @@ from lab.train.batches import loader, pictures_of
 from lab.train.checkpoints import file_digest, load_models
 from lab.train.devices import log, own_device, progress_bar
 from lab.train.features import caption_dataset
+from lab.train.model import decoder_name
 from utils import atomic_path, best_epoch, evaluating, read_json
 
 
@@ -62,7 +63,7 @@ def _search(model, images, beam_size, search, max_len):
     """:return: a dict for each image: caption, score, finished, probabilities, alphas; the encoded images"""
     encoder_out = model.encode(images)
     grid, captions = tuple(encoder_out.shape[1:3]), []
-    for found in search(model.decoder, encoder_out, model.word_map, beam_size, max_len):
+    for found in search(model.decoder, encoder_out, model.vocabulary, beam_size, max_len):
         alphas = found.alphas.unflatten(1, grid) if found.alphas is not None else None
         captions.append({'caption': model.words(found.words), 'score': found.score, 'finished': found.finished,
                          'probabilities': found.probabilities, 'alphas': alphas})
@@ -179,11 +180,12 @@ def gate_per_word(model, encoder_out, caption):
     layer, betas = getattr(model.decoder, 'f_beta', None), []
     if layer is None:
         return None
+    word_map = model.vocabulary
     with evaluating(model.decoder), layer.register_forward_hook(
             lambda layer, inputs, output: betas.append(output.sigmoid().mean().item())):
         state, memory = model.decoder.start(encoder_out)
         for word in ['<start>', *caption][:len(caption)]:
-            latest = torch.tensor([model.word_map[word]], device=encoder_out.device)
+            latest = torch.tensor([word_map[word]], device=encoder_out.device)
             _, state, _ = model.decoder.step(latest, state, memory)
     return betas if len(betas) == len(caption) else None
 
@@ -198,7 +200,7 @@ def main():
     args = parser.parse_args()
     state = PartialState(cpu=args.device == 'cpu')
     for name, model in load_models(args.run_folder, args.decoders, own_device(args.device)).items():
-        path = args.run_folder / f'history_{name}.json'
+        path = args.run_folder / f'history_{decoder_name(model.settings)}.json'
         history = read_json(path, 'delete it, or train this decoder again') if path.exists() else None
         result = evaluate(model, args.split, args.beam_sizes, history=history)
         for row in result['scores']:

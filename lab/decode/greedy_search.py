@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lab.data.vocabulary import SPECIAL_TOKENS
+from lab.data.vocabulary import END, is_special
 from utils import evaluating
 
 
@@ -80,11 +80,12 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1):
         state, memory = repeated(*decoder.start(encoder_out), samples)
         words = torch.full((n,), word_map['<start>'], device=encoder_out.device)
         score = torch.zeros(n, device=words.device)
+        excluded = excluded_words(word_map)
         sequences = torch.full((n, max_len + 1), end, device=words.device)
         running = torch.arange(n, device=words.device)  # which caption a row of the batch is
         for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
-            log_probs = word_log_probs(scores, word_map)
+            log_probs = word_log_probs(scores, excluded)
             words = choose(log_probs)
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             if t == max_len:  # no room for another word
@@ -111,19 +112,20 @@ def repeated(state, memory, k):
 
 def excluded_words(word_map):
     """Indices that no caption may contain; <end> is a word like others, it ends the caption."""
-    return [word_map[word] for word in SPECIAL_TOKENS if word != '<end>']
+    return [index for word, index in word_map.items() if is_special(word) and word != END]
 
 
-def word_log_probs(scores, word_map):
+def word_log_probs(scores, excluded):
     """Log-probabilities of the next word; a word that no caption may contain has -inf.
 
     :param scores: (n, vocab_size) before softmax
+    :param excluded: of :func:`excluded_words`
     :return: (n, vocab_size) in single precision
     :raises FloatingPointError: scores are not numbers
     """
     log_probs = scores.float().log_softmax(dim=1)
-    if log_probs[:, word_map['<end>']].isnan().any():  # one score that is not a number makes all of its row so
+    if log_probs[:, 0].isnan().any():  # one score that is not a number makes all of its row so
         raise FloatingPointError("the decoder's scores are not numbers: look for a division or logarithm in your "
                                  'models.py, or train again')
-    log_probs[:, excluded_words(word_map)] = -torch.inf
+    log_probs[:, excluded] = -torch.inf
     return log_probs

@@ -14,7 +14,7 @@ from statistics import mean, stdev
 import torch
 
 from datasets import CaptionDataset, content_digest
-from lab.data.vocabulary import load_word_map
+from lab.data.vocabulary import languages_of, load_word_map
 from lab.decode.coco_metrics import coco_scores, write_coco_files
 from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes, save_result
 from lab.decode.metrics import score_names
@@ -46,34 +46,36 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         ``distill`` (list of names): the run learns the captions of such an ensemble, see ``distillation.py``
     :param cfg: settings that all runs share, including the budget (``epochs``)
     :param split: 'TEST', or 'VAL' while you choose settings
-    :return: list of dicts with name and seeds. A seed is a dict of ``evaluate.evaluate`` with METEOR and ROUGE-L among
-        its scores, and history, provenance, and begins: the number of epochs that earlier phases trained its initial
-        weights, and the last of these epochs
+    :return: list of dicts with name, run and seeds; of several languages one for each, named 'run, zh'. A seed is a
+        dict of ``evaluate.evaluate`` with METEOR and ROUGE-L among its scores, and history, provenance, and begins: the
+        number of epochs that earlier phases trained its initial weights, and the last of these epochs
     :raises ValueError: wrong settings or an unknown run, before any training
     :raises NotImplementedError: a decoder's TODO is still open, before any training
     """
     folder, beam_sizes = Path(output_folder).expanduser(), list_of_beam_sizes(beam_sizes)
     settings = all_settings(runs, cfg, folder, seeds, split)
-    results, phases = [], {}
+    tested, phases = {}, {}  # of the first a list per run and language
     for name, own in runs.items():
         members = named(own, 'ensemble') or named(own, 'distill')
         checkpoints = [checkpoint_paths(settings[member, seed])[1] for member in members for seed in seeds]
         if 'ensemble' in own:
-            results.append(dict(name=name, seeds=[evaluate_or_load(
-                'Ensemble', checkpoints, [], folder / folder_name(name), settings[members[0], seeds[0]], split,
-                beam_sizes)]))
+            found = evaluate_or_load('Ensemble', checkpoints, [], folder / folder_name(name),
+                                     settings[members[0], seeds[0]], split, beam_sizes)
+            tested |= {(name, language): [result] for language, result in found.items()}
             continue
         if members:
             teacher_captions(checkpoints, settings[name, seeds[0]])
-        results.append(dict(name=name, seeds=[]))
         for seed in seeds:
             print(f'== {name}, seed {seed} ==', flush=True)
             run_cfg = settings[name, seed]
             history, best = train_or_load(run_cfg), checkpoint_paths(run_cfg)[1]
             begins = phases.get((own.get('start_from'), seed), (0, None))
             phases[name, seed] = begins[0] + best_epoch(history)['epoch'], best_epoch(history)
-            results[-1]['seeds'].append(dict(begins=begins) | evaluate_or_load(
-                decoder_name(run_cfg), [best], history, best.parent, run_cfg, split, beam_sizes))
+            found = evaluate_or_load(decoder_name(run_cfg), [best], history, best.parent, run_cfg, split, beam_sizes)
+            for language, result in found.items():
+                tested.setdefault((name, language), []).append(dict(begins=begins) | result)
+    results = [dict(name=f'{name}, {language}' if language else name, run=name, seeds=found)
+               for (name, language), found in tested.items()]
     tables = f'{comparison_table(results)}\n{beam_table(results)}'
     for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
         with atomic_path(folder / with_split(f'comparison.{ending}', split)) as path:
@@ -192,27 +194,32 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
 
     :param name: of the decoder, or 'Ensemble'
     :param cfg: settings of one of the checkpoints, for its data and device
+    :return: dict language -> result; the language is None where there is only one
     """
     provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                       checkpoints=[file_digest(path) for path in checkpoints])
-    path = folder / f'{split.lower()}_{name}.json'
-    if path.exists():
-        result = read_json(path, AGAIN)
-        if result.get('provenance') == provenance:
-            return result
-    device = cfg['device']
-    model = load_ensemble(checkpoints, device) if name == 'Ensemble' else load_model(checkpoints[0], device)
-    result = evaluate(model, split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
-    references = [c['references'] for c in result['captions']]
-    for i, (row, captions) in enumerate(zip(result['scores'], result['captions_per_beam'], strict=True)):
-        scores = coco_scores(references, captions, log=print if i == 0 else lambda _: None)  # a missing metric once
-        row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
-    write_coco_files(folder / f'{split.lower()}_{name}_results.json', result['captions'],
-                     folder / f'{split.lower()}_annotations.json')
-    result |= dict(provenance=provenance, history=history)
-    save_result(result, path)
-    return read_json(path, AGAIN)
+    results, models = {}, {}
+    for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name'])):
+        ending = f'_{language}' if language else ''
+        path = folder / f'{split.lower()}_{name}{ending}.json'
+        if path.exists() and read_json(path, AGAIN).get('provenance') == provenance:
+            results[language] = read_json(path, AGAIN)
+            continue
+        if not models:
+            device = cfg['device']
+            model = load_ensemble(checkpoints, device) if name == 'Ensemble' else load_model(checkpoints[0], device)
+            models = {own.language: own for own in model.by_language()}
+        result = evaluate(models[language], split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
+        references = [c['references'] for c in result['captions']]
+        for i, (row, captions) in enumerate(zip(result['scores'], result['captions_per_beam'], strict=True)):
+            scores = coco_scores(references, captions, log=print if i == 0 else lambda _: None)  # a missing metric once
+            row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
+        write_coco_files(path.with_name(f'{path.stem}_results.json'), result['captions'],
+                         folder / f'{split.lower()}_annotations{ending}.json')
+        save_result(result | dict(provenance=provenance, history=history), path)
+        results[language] = read_json(path, AGAIN)
+    return results
 
 
 def score_cells(seeds, beam_size, metrics):

@@ -15,17 +15,17 @@ import json
 import numpy as np
 import torch
 
+from lab.data.vocabulary import in_language
 from lab.decode.beam_search import beam_search
-from lab.decode.cider import CiderD
 from lab.decode.greedy_search import sample_search
 from lab.more.ensembles import load_ensemble
+from lab.more.self_critical import END, scorers_of
 from lab.train.checkpoints import file_digest
 from lab.train.devices import progress_bar
 from lab.train.features import caption_dataset
 from lab.train.source import code_digest
 from utils import atomic_path
 
-END = ['<end>']  # counts as a word, so that a caption without an end is less similar
 BATCH_SIZE = 100  # pictures
 
 
@@ -35,7 +35,8 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     :param path: JSON file to write, for the setting ``captions``. A picture has as many captions there as in the data
         set: people's first, then the teacher's, the most similar last
     :param teachers: checkpoints that caption together, one or more
-    :param people: how many of people's captions stay; more stay where the teacher has too few different ones
+    :param people: how many of people's captions stay, in each language; more stay where the teacher has too few
+        different ones
     :param beam_size: for the caption of the beam search
     :param samples: how many captions are sampled in addition
     :param temperature: of the sampling, see ``greedy_search.sample_search``
@@ -44,29 +45,34 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     """
     model = load_ensemble(teachers, device)
     dataset = caption_dataset(model, 'TRAIN')
-    if not 0 <= people < dataset.cpi:
-        raise ValueError(f'people is {people}; it must be from 0 to {dataset.cpi - 1}, one less than the captions of a '
-                         'picture')
+    k = dataset.cpi // len(dataset.languages)
+    if not 0 <= people < k:
+        raise ValueError(f'people is {people}; it must be from 0 to {k - 1}, one less than the captions of a picture')
     max_len = dataset.captions.shape[1] - 2
-    cider = CiderD([[caption + END for caption in captions] for captions in dataset.references])
+    ciders = scorers_of(dataset)
     torch.manual_seed(seed)
     captions, scores = [], []
     with torch.no_grad(), progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
         for numbers in torch.arange(len(dataset.names)).split(BATCH_SIZE):
             encoder_out = model.encode(dataset.images(numbers))
-            beams = beam_search(model.decoder, encoder_out, model.word_map, beam_size, max_len)
-            sampled = sample_search(model.decoder, encoder_out, model.word_map, max_len, temperature, samples=samples)
-            for i, number in enumerate(numbers.tolist()):
-                candidates = [beams[i], *sampled[i * samples:(i + 1) * samples]]
-                different = dict.fromkeys(tuple(one.words) for one in candidates if one.finished and one.words)
-                candidates = [model.words(words) for words in different]
-                similarity = np.array([cider.score(number, words + END) for words in candidates])
-                best = np.argsort(-similarity, kind='stable')[:dataset.cpi - people]
-                scores += similarity[best].tolist()
-                rows = slice(number * dataset.cpi, (number + 1) * dataset.cpi - len(best))
-                theirs = [model.words(caption[1:length - 1]) for caption, length in
-                          zip(dataset.captions[rows].tolist(), dataset.caplens[rows].flatten().tolist(), strict=True)]
-                captions.append(theirs + [candidates[j] for j in best[::-1]])
+            of_pictures = [[] for _ in numbers]
+            for language, cider in ciders.items():
+                word_map = in_language(model.word_map, language)
+                beams = beam_search(model.decoder, encoder_out, word_map, beam_size, max_len)
+                sampled = sample_search(model.decoder, encoder_out, word_map, max_len, temperature, samples=samples)
+                for i, number in enumerate(numbers.tolist()):
+                    candidates = [beams[i], *sampled[i * samples:(i + 1) * samples]]
+                    different = dict.fromkeys(tuple(one.words) for one in candidates if one.finished and one.words)
+                    candidates = [model.words(words) for words in different]
+                    similarity = np.array([cider.score(number, words + END) for words in candidates])
+                    best = np.argsort(-similarity, kind='stable')[:k - people]
+                    scores += similarity[best].tolist()
+                    first = number * dataset.cpi + len(of_pictures[i])
+                    rows = slice(first, first + k - len(best))
+                    theirs = [model.words(caption[1:length - 1]) for caption, length in zip(
+                        dataset.captions[rows].tolist(), dataset.caplens[rows].flatten().tolist(), strict=True)]
+                    of_pictures[i] += theirs + [candidates[j] for j in best[::-1]]
+            captions += of_pictures
             bar.update(len(numbers))
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(dict(provenance=provenance(teachers), names=dataset.names, captions=captions)))

@@ -38,8 +38,10 @@ CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
 
 
 def label(name):
-    """A decoder's name for people: 'plain LSTM', 'soft attention', or the class of a decoder of your own."""
-    return DECODER_NAMES.get(name, name)
+    """A decoder's name for people: 'plain LSTM', 'soft attention', or the class of a decoder of your own; of several
+    languages 'soft attention, zh'."""
+    own, _, language = name.rpartition('_')
+    return DECODER_NAMES.get(name) or (f'{DECODER_NAMES[own]}, {language}' if own in DECODER_NAMES else name)
 
 
 def line_styles(names):

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import nn
 
+from lab.data.vocabulary import in_language
 from lab.decode.cider import CiderD
 from lab.decode.greedy_search import excluded_words, greedy_search, sample_search
 from lab.train.batches import Batch, training_loader
@@ -21,14 +22,14 @@ from lab.train.devices import averages, progress_bar
 from utils import AverageMeter, evaluating
 
 SAMPLES = 5  # captions drawn per picture
-END = ['<end>']  # counts as a word here, else captions learn to break off
+END = ['<end>']  # counts as a word in CIDEr-D, else captions learn to break off
 
 
-def train_epoch(run, epoch, scorer):
+def train_epoch(run, epoch, scorers):
     """One pass over the training pictures, in the place of ``solver.train_epoch``.
 
     :param run: ``solver.Run``
-    :param scorer: :func:`scorer_of` the training captions
+    :param scorers: :func:`scorers_of` the training captions
     :return: dict with ``loss``, minus the mean CIDEr-D of the captions drawn, and ``top5``, None
     :raises FloatingPointError: the loss is not a number any more
     """
@@ -40,33 +41,39 @@ def train_epoch(run, epoch, scorer):
     for batch in bar:
         with accelerator.accumulate(run.wrapped):
             with accelerator.autocast():
-                loss, reward = loss_of(model, run.wrapped, batch, run.train_data.cpi, scorer)
+                encoder_out, pictures = model.encode(batch.images), (batch.numbers // run.train_data.cpi).unique()
+                of_languages = [
+                    loss_of(model, run.wrapped, encoder_out, pictures, in_language(model.word_map, language), scorer)
+                    for language, scorer in scorers.items()]
+                loss = sum(loss for loss, _ in of_languages) / len(of_languages)
             accelerator.backward(loss)
             run.step()
-        losses.update(-reward.mean(), len(reward))
+        losses.update(-torch.stack([reward for _, reward in of_languages]).mean(), len(pictures))
         if not math.isfinite(losses.avg):
             raise FloatingPointError(f'the loss is not a number in epoch {epoch}: lower decoder_lr')
         bar.set_postfix(loss=f'{losses.avg:.3f}')
     return averages(loss=losses, top5=AverageMeter())
 
 
-def scorer_of(dataset):
-    """CIDEr-D against the captions of a ``CaptionDataset``, in which <end> counts as a word."""
-    return CiderD([[words + END for words in those] for those in dataset.references])
+def scorers_of(dataset):
+    """CIDEr-D against the captions of a ``CaptionDataset`` in each language, in which <end> counts as a word."""
+    return {language: CiderD([[words + END for words in those] for those in references])
+            for language, references in dataset.references_in.items()}
 
 
-def loss_of(model, wrapped, batch, captions_per_image, scorer):
-    """Draw captions of a batch's pictures, and learn from their scores.
+def loss_of(model, wrapped, encoder_out, pictures, word_map, scorer):
+    """Draw captions of a batch's pictures in one language, and learn from their scores.
 
     :param model: ``model.CaptionModel``
     :param wrapped: the same as ``accelerate`` has prepared it
-    :param batch: ``batches.Batch`` with all captions of each picture
+    :param encoder_out: (pictures, h, w, encoder_dim)
+    :param pictures: (pictures,) long, their numbers
+    :param word_map: the vocabulary in this language, see ``vocabulary.in_language``
+    :param scorer: of this language
     :return: surrogate loss, whose gradient is an unbiased estimate of that of L (0-dim); the samples' scores
         (pictures, samples)
     """
-    word_map, k = model.word_map, SAMPLES
-    pictures = (batch.numbers // captions_per_image).unique()
-    encoder_out = model.encode(batch.images)
+    k = SAMPLES
     # drawn by the decoder as it captions, without dropout
     drawn = sample_search(model.decoder, encoder_out.detach(), word_map, samples=k)
     reward = rewards(model, scorer, drawn, pictures.repeat_interleave(k)).view(-1, k)
@@ -77,7 +84,7 @@ def loss_of(model, wrapped, batch, captions_per_image, scorer):
         for module in model.decoder.modules():
             if isinstance(module, nn.RNNBase):
                 module.train()  # cuDNN has no gradient for it in eval()
-        log_p = log_probabilities(model, wrapped, encoder_out, drawn).view(-1, k)
+        log_p = log_probabilities(wrapped, word_map, encoder_out, drawn).view(-1, k)
     return surrogate_loss(log_p, reward, greedy_reward, torch.full((len(pictures),), 1 / len(pictures))), reward
 
 
@@ -117,20 +124,20 @@ def surrogate_loss(log_p, reward, greedy_reward, weights):
     ### END SOLUTION
 
 
-def log_probabilities(model, wrapped, encoder_out, hypotheses):
+def log_probabilities(wrapped, word_map, encoder_out, hypotheses):
     """log p of captions, with gradient, in one pass of teacher forcing.
 
     :param encoder_out: (n, h, w, encoder_dim); ``hypotheses``: as many for each picture, m in all
     :return: (m,)
     """
-    start, end = model.word_map['<start>'], model.word_map['<end>']
+    start, end = word_map['<start>'], word_map['<end>']
     rows = [torch.tensor([start, *one.words, *[end] * one.finished]) for one in hypotheses]
     captions = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     image_of = torch.arange(len(encoder_out)).repeat_interleave(len(rows) // len(encoder_out))
     lengths = torch.tensor([len(row) for row in rows])
     decoded = wrapped(Batch(None, image_of, captions, lengths, None), encoder_out=encoder_out)
     scores = decoded.scores.clone()
-    scores[:, excluded_words(model.word_map)] = -torch.inf  # what is never drawn has no probability here either
+    scores[:, excluded_words(word_map)] = -torch.inf  # what is never drawn has no probability here either
     log_p = scores.log_softmax(dim=1).gather(1, decoded.targets.unsqueeze(1)).squeeze(1)
     owner = decoded.positions()[:, 0].to(log_p.device)
     return log_p.new_zeros(len(rows)).index_add(0, owner, log_p)

@@ -5,7 +5,7 @@ import os
 import torch
 from torch import nn
 
-from lab.data.vocabulary import SPECIAL_TOKENS
+from lab.data.vocabulary import is_special
 from lab.train.devices import log, progress_bar
 
 
@@ -33,7 +33,7 @@ def load(embedding, path, word_map):
                 embedding.weight[word_map[word]] = vector(word, numbers, place)
                 loaded.add(word)
     ### END SOLUTION
-    loaded -= set(SPECIAL_TOKENS)
+    loaded = {word for word in loaded if not is_special(word)}
     if not loaded:
         raise ValueError(f'{path} has none of the words of the vocabulary: it must be text in UTF-8, with a word and '
                          f'its {embedding.weight.shape[1]} numbers (embed_dim) per line')
@@ -45,7 +45,7 @@ def set_up(model):
     cfg, embedding = model.settings, getattr(model.decoder, 'embedding', None)
     if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
         count = load(embedding, cfg['word_vectors'], model.word_map)
-        words = len(model.word_map.keys() - set(SPECIAL_TOKENS))
+        words = sum(not is_special(word) for word in model.word_map)
         log(f"{cfg['word_vectors']} has {count} of the {words} words; the other {words - count} start at random.")
 
 

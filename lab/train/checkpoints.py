@@ -95,7 +95,7 @@ def load_models(folder, names, device=None):
 
     :param names: 'NoAttention', 'Attention' or the class of a decoder of your own; or a list of them
     :param device: as for :func:`load_model`
-    :return: dict name -> :class:`model.CaptionModel`
+    :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
     models = {}
@@ -104,7 +104,7 @@ def load_models(folder, names, device=None):
         if not path.exists():
             raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '
                              f'{name!r} out of decoders')
-        models[name] = load_model(path, device)
+        models |= {model.name: model for model in load_model(path, device).by_language()}
     return models
 
 

@@ -79,7 +79,7 @@ def caption_dataset(model, split, data_folder=None, data_name=None):
     if cfg['cache_features'] and not cfg['fine_tune_encoder']:
         dataset.features = [encode_images(model.encoder, dataset, cfg['device'], mirrored, cfg['output_folder'])
                             for mirrored in ([False, True] if cfg['flip'] and split == 'TRAIN' else [False])]
-    return dataset
+    return dataset.in_language(model.language)
 
 
 def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=None, batch_size=32):

@@ -1,5 +1,6 @@
 """Encoder, decoder and vocabulary as one module: a batch of pictures and captions goes in, scores come out."""
 
+import copy
 import importlib
 import inspect
 from functools import cached_property
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from lab.data.vocabulary import in_language, languages_of
 from lab.train import fast
 from lab.train.source import ROOT, edited, source_of
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
@@ -47,6 +49,7 @@ class CaptionModel(nn.Module):
     """An encoder, a decoder and their vocabulary.
 
     :ivar word_map: word -> index
+    :ivar language: in which it captions; None in training, and of a model that has only one
     :ivar settings: the ``cfg`` of its training
     :ivar history: per epoch a dict of losses and scores
     :ivar fingerprints: of what its training depends on, see ``resume.fingerprints``
@@ -57,12 +60,25 @@ class CaptionModel(nn.Module):
     def __init__(self, encoder, decoder, word_map, settings):
         super().__init__()
         self.encoder, self.decoder, self.word_map, self.settings = encoder, decoder, word_map, settings
-        self.history, self.fingerprints, self.tuned, self.fast = [], {}, False, False
+        self.history, self.fingerprints, self.tuned, self.fast, self.language = [], {}, False, False, None
 
     @property
     def name(self):
-        """'Attention', 'NoAttention', or the class of a decoder of your own."""
-        return decoder_name(self.settings)
+        """'Attention', 'NoAttention', or the class of a decoder of your own; of several languages 'Attention_zh'."""
+        return decoder_name(self.settings) + (f'_{self.language}' if self.language else '')
+
+    @property
+    def vocabulary(self):
+        """``word_map`` as a search takes it: its ``<start>`` begins a caption in ``language``."""
+        return in_language(self.word_map, self.language)
+
+    def by_language(self):
+        """This model once for each of its languages, with the same weights."""
+        models = []
+        for language in languages_of(self.word_map):
+            models.append(copy.copy(self))
+            models[-1].language = language
+        return models
 
     @cached_property
     def _words(self):
@@ -104,7 +120,7 @@ class CaptionModel(nn.Module):
         sampling = {} if teacher_forcing == 1 else dict(teacher_forcing=teacher_forcing)
         decoded = self.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
                                caplens.to(device, non_blocking=True), **sampling)
-        expected = {'Attention': (5,), 'NoAttention': (4,)}.get(self.name, (4, 5))
+        expected = {'Attention': (5,), 'NoAttention': (4,)}.get(decoder_name(self.settings), (4, 5))
         if not isinstance(decoded, (tuple, list)) or len(decoded) not in expected:
             came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else f'a {type(decoded).__name__}'
             raise ValueError(f'forward of {type(self.decoder).__name__} returns {came}; it must return predictions, '
