@@ -11,7 +11,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from accelerate import Accelerator
@@ -22,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from datasets import CaptionDataset
 from lab.data.vocabulary import in_language, is_special, load_word_map
 from lab.decode.greedy_search import greedy_search
-from lab.decode.metrics import bleu, in_history, scores_of
+from lab.decode.metrics import bleu, greedy_scores, one_for_all
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, save_checkpoint
@@ -279,7 +278,7 @@ def validate(run):
 
     :param run: :class:`Run`
     :return: dict with ``loss``, ``cross_entropy`` (the loss without the penalty of attention, to compare decoders),
-        ``top5`` (percent), ``bleu4``, and the scores of :func:`greedy_scores`
+        ``top5`` (percent), ``bleu4``, and the scores of ``metrics.greedy_scores``
     """
     model, dataset, gather, cfg = run.model, run.val_data, run.accelerator.gather_for_metrics, run.model.settings
     loss = run.loss or partial(caption_loss, alpha_c=in_epoch(cfg['alpha_c'], cfg['epochs'], cfg['epochs']))
@@ -296,6 +295,8 @@ def validate(run):
         for batch in bar('greedy captions', batches.pictures_of(own)[:, :1], cfg['batch_size']):
             found = greedy_search(model.decoder, model.encode(batch.images), word_map)
             captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
+        if warning := one_for_all(captions):
+            log(warning)
         return captions
 
     forced = []  # captions, in the order of the data set
@@ -312,22 +313,6 @@ def validate(run):
                   for number, language in enumerate(dataset.language_of(range(len(dataset))))]
     return averages(loss=losses, cross_entropy=cross_entropy, top5=top5) | dict(
         bleu4=bleu(references, forced)['BLEU-4'], **greedy_scores(dataset, greedy))
-
-
-def greedy_scores(dataset, captions_of):
-    """The scores of ``metrics.METRICS``, with ``greedy_`` before their names.
-
-    :param captions_of: function from a data set in one of its languages to a caption for each of its pictures
-    :return: dict name -> score. Of several languages it is their mean, and ``greedy_bleu4_zh`` is that of one
-    """
-    of_languages = {}
-    for language in dataset.languages:
-        own = dataset.in_language(language)
-        of_languages[language] = {f'greedy_{in_history(name)}': score
-                                  for name, score in scores_of(own.references, captions_of(own)).items()}
-    scores = {name: fmean(own[name] for own in of_languages.values()) for name in of_languages[dataset.language]}
-    each = {f'{name}_{language}': score for language, own in of_languages.items() for name, score in own.items()}
-    return scores | (each if len(of_languages) > 1 else {})
 
 
 def log_epoch(scores):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from lab.decode.greedy_search import Hypothesis, excluded_words, repeated, word_log_probs
+from lab.decode.greedy_search import Hypothesis, by_rules, excluded_words, repeated, word_log_probs
 from utils import evaluating
 
 
@@ -19,17 +19,12 @@ def rank(score, length):
     return score
 
 
-def rank_of(hypothesis):
-    """:func:`rank` of a finished caption."""
-    return rank(hypothesis.score, len(hypothesis.words) + 1)
-
-
 @torch.no_grad()
-def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
+def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50, rank=rank, rules=()):
     """Keep the ``beam_size`` best captions so far, for many images at once.
 
     All beams of all images go through the decoder as one batch. A beam that reaches <end> is put aside and its
-    place closed. :func:`rank` says which finished caption is best. An image leaves the batch when no beam is open, or
+    place closed. ``rank`` says which finished caption is best. An image leaves the batch when no beam is open, or
     when no open beam can beat its best finished caption any more: a beam's score only falls, so it can rank no higher
     than with its score of now and the longest length. Beam 1 is greedy decoding.
 
@@ -38,9 +33,14 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
     :param word_map: word -> index
     :param beam_size: captions kept per image, at least 1
     :param max_len: longest caption in words
+    :param rank: which finished caption is best: :func:`rank` or another function like it
+    :param rules: for the next word, see ``rules.py``
     :return: per image the best finished :class:`Hypothesis`, or the best unfinished one if none ended
     :raises FloatingPointError: the decoder's scores are not numbers
     """
+    def rank_of(caption):
+        return rank(caption.score, len(caption.words) + 1)
+
     k, n, device = beam_size, len(encoder_out), encoder_out.device
     with evaluating(decoder):
         state, memory = repeated(*decoder.start(encoder_out), k)
@@ -56,6 +56,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50):
         for t in range(max_len + 1):
             scores, state, alpha = decoder.step(words, state, memory)
             log_probs = word_log_probs(scores, excluded)
+            log_probs = by_rules(log_probs, rules, lambda sequences=sequences: [one.words for one in sequences])
             vocab_size = log_probs.size(1)
 
             candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)

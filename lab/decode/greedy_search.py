@@ -49,13 +49,14 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
 
 
 @torch.no_grad()
-def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1):
+def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1, rules=()):
     """Draw each word from the decoder's own probabilities, for many images at once.
 
     :param decoder, encoder_out, word_map, max_len: as of :func:`greedy_search`
     :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
     :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
     :param samples: captions drawn per image
+    :param rules: for the next word, see ``rules.py``
     :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas and probabilities; its
         score is the log-probability at temperature 1
     :raises ValueError: temperature not above 0
@@ -67,10 +68,10 @@ def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, g
     def draw(log_probs):
         return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
 
-    return _word_by_word(decoder, encoder_out, word_map, max_len, draw, samples)
+    return _word_by_word(decoder, encoder_out, word_map, max_len, draw, samples, rules)
 
 
-def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1):
+def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, rules=()):
     """Follow ``samples`` captions per image, each on its own; those that ended leave the batch.
 
     :param choose: from log-probabilities (captions, vocab_size) to the next words (captions,)
@@ -86,7 +87,7 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1):
         for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
             log_probs = word_log_probs(scores, excluded)
-            words = choose(log_probs)
+            words = choose(by_rules(log_probs, rules, lambda t=t, running=running: sequences[running, :t].tolist()))
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             if t == max_len:  # no room for another word
                 best = best.masked_fill(words != end, 0)
@@ -108,6 +109,17 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1):
 def repeated(state, memory, k):
     """State and memory for ``k`` captions of each image."""
     return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
+
+
+def by_rules(log_probs, rules, captions):
+    """Apply rules for the next word, see ``rules.py``.
+
+    :param captions: function that gives the captions so far
+    """
+    captions = captions() if rules else []
+    for rule in rules:
+        log_probs = rule(log_probs, captions)
+    return log_probs
 
 
 def excluded_words(word_map):

@@ -3,9 +3,10 @@
 import math
 import re
 from collections import Counter
-from statistics import median
+from statistics import fmean, median
 
 from lab.decode.cider import cider_d, ngrams
+from utils import sentence
 
 ORDERS = (1, 2, 3, 4)
 TINY, SMALL = 1e-15, 1e-9  # added above and below, as in pycocoevalcap: a score without a right n-gram is nearly 0
@@ -75,6 +76,36 @@ def score_names(rows):
 def in_history(name):
     """A score's name in histories and in the setting ``monitor``: 'BLEU-4' is bleu4, 'CIDEr-D' is cider."""
     return re.sub('-d$|[^a-z0-9]', '', name.lower())
+
+
+def greedy_scores(dataset, captions_of):
+    """The scores of ``METRICS``, with ``greedy_`` before their names.
+
+    :param dataset: ``CaptionDataset``
+    :param captions_of: function from this data set in one of its languages to a caption for each picture
+    :return: dict name -> score. Of several languages it is their mean, and ``greedy_bleu4_zh`` is that of one
+    """
+    of_languages = {}
+    for language in dataset.languages:
+        own = dataset.in_language(language)
+        of_languages[language] = {f'greedy_{in_history(name)}': score
+                                  for name, score in scores_of(own.references, captions_of(own)).items()}
+    scores = {name: fmean(own[name] for own in of_languages.values()) for name in of_languages[dataset.language]}
+    each = {f'{name}_{language}': score for language, own in of_languages.items() for name, score in own.items()}
+    return scores | (each if len(of_languages) > 1 else {})
+
+
+def one_for_all(captions):
+    """A sentence if more than nine of ten pictures get the same caption, else None.
+
+    :param captions: one per picture, a list of words
+    """
+    (common, count), = Counter(map(tuple, captions)).most_common(1)
+    if 0.9 * len(captions) < count > 1:
+        return (f'{count} of {len(captions)} pictures get one caption, {sentence(common)!r}. In the first epochs that '
+                'is normal. Later the usual causes are a learning rate too high or too low, features that are the same for '
+                'all pictures, captions of other pictures, and a decoder that does not read the picture.')
+    return None
 
 
 def caption_bleu(references, caption):

@@ -9,7 +9,6 @@ import torch
 from test_papers import ENCODER, END, PAD, PIXELS, START, UNK, WORD_MAP, WORDS, every_decoder, make, random
 from torch import nn
 
-from lab.decode import beam_search as module
 from lab.decode.beam_search import beam_search
 from lab.decode.greedy_search import Hypothesis, greedy_search, sample_search
 
@@ -127,14 +126,13 @@ def test_many_images_at_once_equal_the_textbook(name, ends):
 @pytest.mark.parametrize('end_bias', [9, 3, -30])
 @pytest.mark.parametrize('seed', [0, 4, 6])
 @pytest.mark.parametrize('name', ['plain', 'attention'])
-def test_a_wide_beam_finds_the_best_of_all_captions_by_any_rule(name, seed, end_bias, rank, monkeypatch):
+def test_a_wide_beam_finds_the_best_of_all_captions_by_any_rule(name, seed, end_bias, rank):
     """So nothing is stopped too early: by the mean a long caption may be better than a short one with a larger sum."""
-    monkeypatch.setattr(module, 'rank', rank)
     decoder, words, max_len = network(name, seed, end_bias), (1, 3, 4), 4
     with torch.no_grad():
         decoder.fc.bias[[word for word in range(WORDS) if word not in (*words, END)]] = -torch.inf
     scores = all_captions(decoder, pictures(6), words, max_len)
-    for i, found in enumerate(beam_search(decoder, pictures(6), WORD_MAP, 4 * len(scores), max_len)):
+    for i, found in enumerate(beam_search(decoder, pictures(6), WORD_MAP, 4 * len(scores), max_len, rank=rank)):
         best = max(scores, key=lambda caption: rank(scores[caption][i].item(), len(caption) + 1))
         assert found.finished and tuple(found.words) == best
         assert found.score == pytest.approx(scores[best][i].item(), abs=1e-4)
