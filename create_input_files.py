@@ -52,7 +52,7 @@ from tqdm import tqdm
 
 from lab.data import tokenizers
 from lab.data.images import ImageFileError, load_image, open_images
-from lab.data.vocabulary import build_word_map, encode_caption, in_language
+from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
 from utils import atomic_path, one_process_in, read_json
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
@@ -281,9 +281,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
         characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
     :return: summary, dict with ``data_name`` (base), ``splits`` (per split ``images``, ``captions``,
-        ``captions_left_out``, ``images_left_out``), ``vocab_size`` (with the four special tokens), ``bad_images`` (list
-        of {image, split, reason}), ``too_long_images`` (names of images without a caption of 1 to max_len words) and
-        ``already_there`` (True when nothing had to be done)
+        ``captions_left_out``, ``images_left_out``), ``vocab_size`` (special tokens included), ``special_tokens`` (how
+        many), ``bad_images`` (list of {image, split, reason}), ``too_long_images`` (names of images without a caption
+        of 1 to max_len words) and ``already_there`` (True when nothing had to be done)
     :raises ValueError: bad input, a picture in two splits, too little disk space
     :raises OSError: the JSON file cannot be read, or the output folder cannot be written
     """
@@ -353,7 +353,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                 for path, content in contents.items():
                     parts[path].write_text(json.dumps(content), encoding="utf-8")
 
-    summary = {"data_name": data_name, "splits": {}, "vocab_size": len(read_json(vocabulary, "delete it")),
+    words = read_json(vocabulary, "delete it")
+    summary = {"data_name": data_name, "splits": {}, "vocab_size": len(words),
+               "special_tokens": sum(map(is_special, words)),
                "already_there": already_there, "too_long_images": [picture.name for picture in too_long]}
     for split, pictures in of_split.items():
         left_out = read_header(images[split])[1]
@@ -375,8 +377,9 @@ def print_summary(summary, folder):
     for name, count in summary["splits"].items():
         print(f"  {name:5} {count['images']:7} images {count['captions']:7} captions; left out: "
               f"{count['images_left_out']} images, {count['captions_left_out']} captions (too long or empty)")
-    hint = "; every word is <unk>, lower min_word_freq" if summary["vocab_size"] == 4 else ""
-    print(f"  vocabulary: {summary['vocab_size']} entries, 4 of them special tokens{hint}")
+    size, special = summary["vocab_size"], summary["special_tokens"]
+    hint = "; every word is <unk>, lower min_word_freq" if size == special else ""
+    print(f"  vocabulary: {size} entries, {special} of them special tokens{hint}")
     lines = [f"{bad['image']}: {bad['reason']}" for bad in summary["bad_images"]]
     lines += [f"{name}: all its captions are too long or empty" for name in summary["too_long_images"]]
     for line in lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20):

@@ -103,8 +103,8 @@ def one_for_all(captions):
     (common, count), = Counter(map(tuple, captions)).most_common(1)
     if 0.9 * len(captions) < count > 1:
         return (f'{count} of {len(captions)} pictures get one caption, {sentence(common)!r}. In the first epochs that '
-                'is normal. Later the usual causes are a learning rate too high or too low, features that are the same for '
-                'all pictures, captions of other pictures, and a decoder that does not read the picture.')
+                'is normal. Later the usual causes are a learning rate too high or too low, features that are the same '
+                'for all pictures, captions of other pictures, and a decoder that does not read the picture.')
     return None
 
 

@@ -1,8 +1,8 @@
 """The model in the box: ``weights/photos.safetensors`` captions photos without data and without training.
 
-A file of this kind holds a trained ``DecoderWithAttention`` with its vocabulary and settings, and its encoder if that was
-fine-tuned. Matrices are int8, with a scale for each row; so a file has a quarter of the bytes. It runs in the
-``DecoderWithAttention`` of ``models.py``.
+Such a file holds a trained ``DecoderWithAttention`` with its vocabulary and settings, and its encoder if that was
+fine-tuned. Matrices are int8 with a scale for each row, a quarter of the bytes of a checkpoint's. The weights run in
+the ``DecoderWithAttention`` of ``models.py``.
 """
 
 import json

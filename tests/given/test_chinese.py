@@ -1,19 +1,23 @@
-"""Captions in Chinese through the whole lab: the shapes, with their captions in Chinese."""
+"""Captions in Chinese through the whole lab, alone and beside English: the shapes, with their captions in Chinese."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from create_input_files import create_input_files
+from datasets import CaptionDataset
 from lab.data.shapes import generate_shapes
 from lab.data.tokenizers import by_name
-from lab.data.vocabulary import load_word_map
+from lab.data.vocabulary import in_language, load_word_map
 from lab.decode.evaluate import caption_image, evaluate, find_picture
-from lab.experiments.compare import side_by_side
-from lab.train.checkpoints import load_models
-from solver import train
+from lab.experiments.compare import compare, side_by_side
+from lab.experiments.distillation import distill
+from lab.train.checkpoints import checkpoint_paths, load_models
+from report.contents import scores_compared
+from solver import check_settings, train
 from utils import sentence
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +78,92 @@ def test_each_tokenizer_makes_files_of_its_own(chinese, tmp_path):
     for tokenizer, some in ((None, {'红色', '的'}), ('rjieba', {'红色', '的'}), ('characters', {'红', '色', '的'})):
         words = load_word_map(**prepare(chinese, tmp_path, tokenizer)).keys()
         assert words > some and not words & {'。', '红色的'} and ('红色' in words) == ('红' not in words)
+
+
+# --- Two languages in one decoder ---
+
+
+@pytest.fixture(scope='module')
+def both(chinese):
+    """A data set in English and Chinese."""
+    jsons = dict(en=chinese / 'dataset_shapes.json', zh=chinese / 'dataset_chinese.json')
+    summary = create_input_files('both', jsons, chinese, 2, 1, chinese / 'both', workers=1,
+                                 tokenizer=dict(zh='characters'))
+    return dict(data_folder=str(chinese / 'both'), data_name=summary['data_name'])
+
+
+@pytest.fixture
+def bilingual(both, tiny_cfg):
+    """Settings and history of a training."""
+    cfg = {**tiny_cfg, **both, 'attention': True, 'batch_size': 4, 'decoder_lr': 2e-2, 'epochs': 2}
+    return cfg, train(cfg)
+
+
+def is_chinese(words):
+    return {bool(re.fullmatch('[\u4e00-\u9fff]+', word)) for word in words}
+
+
+def test_captions_of_both_languages_side_by_side(both):
+    word_map, dataset = load_word_map(**both), CaptionDataset(**both, split='TRAIN')
+    names = {index: word for word, index in word_map.items()}
+    assert dataset.cpi == 4 and '<start>' not in word_map
+    for i, (row, length) in enumerate(zip(dataset.captions.tolist(), dataset.caplens.flatten().tolist(), strict=True)):
+        start, *words, end = (names[index] for index in row[:length])
+        language = ('en', 'zh')[i % 4 // 2]
+        assert (start, end) == (f'<start:{language}>', '<end>') and is_chinese(words) == {language == 'zh'}
+        assert words in dataset.in_language(language).references[i // 4]
+    with pytest.raises(ValueError, match="'de'.*en, zh"):
+        in_language(word_map, 'de')
+
+
+def test_one_decoder_captions_in_both_languages(bilingual, tmp_path):
+    cfg, history = bilingual
+    for name in ('greedy_bleu4', 'greedy_cider'):
+        each = [history[-1][f'val_{name}_{language}'] for language in ('en', 'zh')]
+        assert history[-1][f'val_{name}'] == pytest.approx(sum(each) / 2) and each[0] != each[1]
+    models = load_models(cfg['output_folder'], ['Attention'])
+    assert list(models) == ['Attention_en', 'Attention_zh']
+    for name, model in models.items():
+        result = evaluate(model, 'TEST', [2])
+        words = [word for one in result['captions'] for word in one['caption']]
+        assert result['scores'][0]['BLEU-1'] > 0.3 and is_chinese(words) == {name == 'Attention_zh'}
+        assert is_chinese(word for one in result['captions'] for word in one['references'][0]) == is_chinese(words)
+
+
+def test_second_phases_in_both_languages(bilingual, both, tmp_path):
+    """Each language has rewards and a teacher's captions of its own."""
+    cfg, history = bilingual
+    best = str(checkpoint_paths(check_settings(cfg))[1])
+    second = {**cfg, 'start_from': best, 'epochs': 1, 'output_folder': str(tmp_path / 'second')}
+    own, = train({**second, 'self_critical': 'mean', 'monitor': 'greedy_cider_zh'})
+    assert own['monitor'] == 'greedy_cider_zh' and own['train_loss'] < 0
+    distill(tmp_path / 'captions.json', [best], people=0, device='cpu')
+    for captions in json.loads((tmp_path / 'captions.json').read_text())['captions']:
+        assert [is_chinese(words) for words in captions] == [{False}] * 2 + [{True}] * 2
+    train({**second, 'captions': str(tmp_path / 'captions.json')})
+
+
+def test_a_comparison_has_a_row_for_each_language(both, tiny_cfg, tmp_path):
+    runs = {'soft': {}, 'together': dict(ensemble=['soft'])}
+    results = compare(runs, {**tiny_cfg, **both, 'epochs': 1}, tmp_path / 'compared', beam_sizes=[1])
+    assert [result['name'] for result in results] == ['soft, en', 'soft, zh', 'together, en', 'together, zh']
+    assert results == compare(runs, {**tiny_cfg, **both, 'epochs': 1}, tmp_path / 'compared', beam_sizes=[1])
+    assert all(name in scores_compared(tmp_path / 'compared').data for name in ('soft, en', 'together, zh'))
+
+
+@pytest.mark.parametrize(('change', 'hint'), [
+    (lambda images: images.pop(3), 'another language lacks it'),
+    (lambda images: images[3].update(split='test'), 'in the splits')])
+def test_a_language_without_a_picture_or_with_another_split(chinese, tmp_path, change, hint):
+    data = json.loads((chinese / 'dataset_chinese.json').read_text(encoding='utf-8'))
+    change(data['images'])
+    (tmp_path / 'zh.json').write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=hint):
+        create_input_files('both', dict(en=chinese / 'dataset_shapes.json', zh=tmp_path / 'zh.json'), chinese,
+                           output_folder=tmp_path)
+
+
+# --- Tokenizers ---
 
 
 @pytest.mark.parametrize(('name', 'raw', 'tokens'), [
