@@ -198,14 +198,14 @@ def test_samples_come_as_often_as_the_decoder_says(temperature):
 
 
 @pytest.mark.parametrize(('rules', 'expected'), [
-    ([top_k(2)], {1: 0.5 / 0.8, 2: 0.3 / 0.8}), ([top_k(1)], {1: 1}), ([top_k(9)], {1: 0.5, 2: 0.3, 3: 0.15, 4: 0.05}),
-    ([nucleus(0.79)], {1: 0.5 / 0.8, 2: 0.3 / 0.8}), ([nucleus(0.1)], {1: 1}),
-    ([nucleus(0.81)], {1: 0.5 / 0.95, 2: 0.3 / 0.95, 3: 0.15 / 0.95}),
-    ([temperature(0.5)], {1: 0.25 / 0.365, 2: 0.09 / 0.365, 3: 0.0225 / 0.365, 4: 0.0025 / 0.365}),
-    ([temperature(0.5), top_k(2)], {1: 0.25 / 0.34, 2: 0.09 / 0.34})])
+    ([top_k(2)], {1: 0.5 / 0.8, 3: 0.3 / 0.8}), ([top_k(1)], {1: 1}), ([top_k(9)], {1: 0.5, 3: 0.3, 4: 0.15, 6: 0.05}),
+    ([nucleus(0.79)], {1: 0.5 / 0.8, 3: 0.3 / 0.8}), ([nucleus(0.1)], {1: 1}),
+    ([nucleus(0.81)], {1: 0.5 / 0.95, 3: 0.3 / 0.95, 4: 0.15 / 0.95}),
+    ([temperature(0.5)], {1: 0.25 / 0.365, 3: 0.09 / 0.365, 4: 0.0225 / 0.365, 6: 0.0025 / 0.365}),
+    ([temperature(0.5), top_k(2)], {1: 0.25 / 0.34, 3: 0.09 / 0.34})])
 def test_words_that_rules_leave(rules, expected):
     """Of the first word; the caption's score is that of the decoder itself."""
-    first = {1: 0.5, 2: 0.3, 3: 0.15, 4: 0.05}
+    first = {1: 0.5, 3: 0.3, 4: 0.15, 6: 0.05}
     decoder = Table({START: first, **{word: {END: 1.0} for word in first}})
     found = sample_search(decoder, pictures(1), WORD_MAP, samples=4000, rules=rules,
                           generator=torch.Generator().manual_seed(0))
@@ -219,9 +219,9 @@ def test_words_that_rules_leave(rules, expected):
 @pytest.mark.parametrize('search', [partial(beam_search, beam_size=2), partial(sample_search, samples=5)])
 @pytest.mark.parametrize('n', [2, 3])
 def test_no_words_in_a_row_twice(search, n):
-    """A decoder that goes in a circle; each image has a caption of its own, so none is ended by another's rule."""
-    decoder = Table({START: {1: 0.9, 2: 0.1}, 1: {2: 0.98, END: 0.02}, 2: {1: 0.96, 3: 0.02, END: 0.02},
-                     3: {1: 0.9, END: 0.1}})
+    """By a decoder that goes in a circle. A word alone may come again."""
+    decoder = Table({START: {1: 0.9, 3: 0.1}, 1: {3: 0.98, END: 0.02}, 3: {1: 0.96, 4: 0.02, END: 0.02},
+                     4: {1: 0.9, END: 0.1}})
 
     def repeats(words):
         rows = [tuple(words[i:i + n]) for i in range(len(words) - n + 1)]
@@ -229,12 +229,12 @@ def test_no_words_in_a_row_twice(search, n):
 
     free, ruled = (search(decoder, pictures(2), WORD_MAP, max_len=12, rules=own) for own in ([], [no_repeated(n)]))
     assert any(repeats(one.words) for one in free) and not any(repeats(one.words) for one in ruled)
-    assert all(len(one.words) > n for one in ruled)  # a word alone may come again
+    assert any(len({*one.words}) < len(one.words) for one in ruled)
 
 
 def test_the_mean_per_word_prefers_longer_captions():
-    decoder = Table({START: {1: 0.4, END: 0.6}, 1: {2: 0.9, END: 0.1}, 2: {END: 1.0}})
-    for rank, words in ((lambda score, length: score, []), (per_word, [1, 2])):
+    decoder = Table({**{word: {END: 1.0} for word in range(WORDS)}, START: {1: 0.4, END: 0.6}, 1: {3: 0.9, END: 0.1}})
+    for rank, words in ((lambda score, length: score, []), (per_word, [1, 3])):
         assert beam_search(decoder, pictures(1), WORD_MAP, 3, rank=rank)[0].words == words
 
 
