@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
+from lab.decode.cider import cider_d
 from lab.decode.metrics import score_names
-from lab.figures.style import DECODER_NAMES, WIDTH, drawable, label, line_styles
+from lab.figures.style import COLORS, DECODER_NAMES, MARKERS, WIDTH, drawable, label, line_styles
 from utils import best_epoch, markdown_table, read_json
 
 
@@ -96,6 +98,27 @@ def plot_bleu(results):
     axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':')
     axes.set(title='words per caption')
     legend.legend(axes.lines, [*names, 'people'], loc='center').set_in_layout(False)
+    return figure
+
+
+def plot_diversity(said):
+    """How good and how different captions are, for several ways to find them: CIDEr-D against the number of different
+    captions, and words per caption.
+
+    :param said: dict decoder -> dict way -> list of captions of ``evaluate.caption_split``
+    """
+    figure, (axes, below) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), width_ratios=[3, 2])
+    ways = list(dict.fromkeys(way for of_model in said.values() for way in of_model))
+    for number, of_model in enumerate(said.values()):
+        for way, captions in of_model.items():
+            words, references = [c['caption'] for c in captions], [c['references'] for c in captions]
+            style = dict(color=COLORS[ways.index(way) % len(COLORS)], marker=MARKERS[number], linestyle='')
+            axes.plot(len(set(map(tuple, words))), cider_d(references, words)['CIDEr-D'], **style)
+            below.plot(np.mean([len(caption) for caption in words]), -ways.index(way), **style)
+    axes.set(xlabel=f'different captions of {len(words)}', ylabel='CIDEr-D', title='quality against diversity')
+    below.set(yticks=[-i for i in range(len(ways))], yticklabels=drawable(ways), xlabel='words per caption')
+    figure.legend([plt.Line2D([], [], color='0.3', marker=MARKERS[i], linestyle='') for i in range(len(said))],
+                  drawable(map(label, said)), loc='outside lower center', ncols=3)
     return figure
 
 
