@@ -108,6 +108,34 @@ def test_the_command_that_it_prints_takes_what_it_fetched(coco, tmp_path, capsys
     assert '16 images' in printed and '4 images' in printed and 'left out: 0' in printed
 
 
+def test_flickr8k_with_the_chinese_captions(server, tmp_path, capsys, monkeypatch):
+    """Its captions are lines of a text; a second run fetches nothing."""
+    pytest.importorskip('rjieba')
+    names = [f'{number}.jpg' for number in range(6)]
+    images = [dict(filename=name, split=split, sentences=[dict(tokens=['a', 'dog'])])
+              for name, split in zip(names, ['train'] * 4 + ['val', 'test'], strict=True)]
+    Image.new('RGB', (40, 30)).save(picture := io.BytesIO(), 'JPEG')
+    lines = ''.join(f'{name}#zhc#{k} 一只狗在草地上。\n' for k in range(2) for name in [*names, 'not_in_the_split.jpg'])
+    sources = []
+    for path, content, wanted in (
+            ('/caption_datasets.zip', zip_of({'dataset_flickr8k.json': json.dumps(dict(images=images))}),
+             ('dataset_flickr8k.json',)),
+            ('/pictures.zip', zip_of(dict.fromkeys(names, picture.getvalue())), ()),
+            ('/flickr8kzhc.caption.txt', lines.encode(), ('flickr8kzhc.caption.txt',))):
+        server.files[path] = content
+        sources.append(Source(path[1:], len(content), f'sha256:{hashlib.sha256(content).hexdigest()}',
+                              server.address + path, wanted))
+    monkeypatch.setitem(download.SOURCES, 'flickr8k-cn', sources)
+    for _ in range(2):
+        assert main(['flickr8k-cn', '--folder', str(tmp_path)]) == 0
+    assert len(server.asked) == 3
+    command = capsys.readouterr().out.strip().splitlines()[-1]
+    monkeypatch.chdir(tmp_path)
+    assert create_input_files.main([*shlex.split(command)[2:], '--min-word-freq', '1']) == 0
+    words = json.loads(next(tmp_path.glob('data/flickr8k-cn/WORDMAP*')).read_text())
+    assert {'dog', '狗', '<start:en>', '<start:zh>'} <= words.keys() and '。' not in words
+
+
 def test_what_is_there_is_not_fetched_again(coco, tmp_path, server, capsys):
     assert main(coco) == 0
     server.asked.clear()
