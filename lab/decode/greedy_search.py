@@ -49,24 +49,19 @@ def greedy_search(decoder, encoder_out, word_map, max_len=50):
 
 
 @torch.no_grad()
-def sample_search(decoder, encoder_out, word_map, max_len=50, temperature=1.0, generator=None, samples=1, rules=()):
+def sample_search(decoder, encoder_out, word_map, max_len=50, rules=(), generator=None, samples=1):
     """Draw each word from the decoder's own probabilities, for many images at once.
 
     :param decoder, encoder_out, word_map, max_len: as of :func:`greedy_search`
-    :param temperature: scores are divided by it before softmax: below 1 for safer captions, above for wilder ones
+    :param rules: for the next word, such as a temperature, see ``rules.py``
     :param generator: ``torch.Generator`` on the decoder's device; None takes the global one
     :param samples: captions drawn per image
-    :param rules: for the next word, see ``rules.py``
     :return: a :class:`Hypothesis` per caption, those of an image side by side, without alphas and probabilities; its
-        score is the log-probability at temperature 1
-    :raises ValueError: temperature not above 0
+        score is the log-probability without rules
     :raises FloatingPointError: the decoder's scores are not numbers
     """
-    if not temperature > 0:
-        raise ValueError(f'temperature is {temperature}; it must be above 0')
-
     def draw(log_probs):
-        return torch.multinomial((log_probs / temperature).softmax(dim=1), 1, generator=generator).squeeze(1)
+        return torch.multinomial(log_probs.softmax(dim=1), 1, generator=generator).squeeze(1)
 
     return _word_by_word(decoder, encoder_out, word_map, max_len, draw, samples, rules)
 
@@ -87,7 +82,10 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, ru
         for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
             log_probs = word_log_probs(scores, excluded)
-            words = choose(by_rules(log_probs, rules, lambda t=t, running=running: sequences[running, :t].tolist()))
+            ruled = log_probs
+            for rule in rules:
+                ruled = rule(ruled, sequences[running, :t].tolist())
+            words = choose(ruled)
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             if t == max_len:  # no room for another word
                 best = best.masked_fill(words != end, 0)
@@ -109,17 +107,6 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, ru
 def repeated(state, memory, k):
     """State and memory for ``k`` captions of each image."""
     return tuple(tuple(tensor.repeat_interleave(k, dim=0) for tensor in tensors) for tensors in (state, memory))
-
-
-def by_rules(log_probs, rules, captions):
-    """Apply rules for the next word, see ``rules.py``.
-
-    :param captions: function that gives the captions so far
-    """
-    captions = captions() if rules else []
-    for rule in rules:
-        log_probs = rule(log_probs, captions)
-    return log_probs
 
 
 def excluded_words(word_map):

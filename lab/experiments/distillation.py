@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lab.data.vocabulary import in_language
+from lab.decode import rules
 from lab.decode.beam_search import beam_search
 from lab.decode.greedy_search import sample_search
 from lab.more.ensembles import load_ensemble
@@ -39,7 +40,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
         different ones
     :param beam_size: for the caption of the beam search
     :param samples: how many captions are sampled in addition
-    :param temperature: of the sampling, see ``greedy_search.sample_search``
+    :param temperature: of the sampling, see ``rules.temperature``
     :return: mean CIDEr-D of the teacher's captions in the file
     :raises ValueError: the checkpoints cannot caption together, or ``people`` is as many as there are
     """
@@ -59,7 +60,8 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
             for language, cider in ciders.items():
                 word_map = in_language(model.word_map, language)
                 beams = beam_search(model.decoder, encoder_out, word_map, beam_size, max_len)
-                sampled = sample_search(model.decoder, encoder_out, word_map, max_len, temperature, samples=samples)
+                sampled = sample_search(model.decoder, encoder_out, word_map, max_len, [rules.temperature(temperature)],
+                                        samples=samples)
                 for i, number in enumerate(numbers.tolist()):
                     candidates = [beams[i], *sampled[i * samples:(i + 1) * samples]]
                     different = dict.fromkeys(tuple(one.words) for one in candidates if one.finished and one.words)
