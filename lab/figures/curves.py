@@ -95,7 +95,8 @@ def plot_bleu(results):
             axes.plot(beams, [row[key] for row in result['scores']], **styles[result['model']])
         axes.set(title=key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
-    axes.axhline(results[0]['reference_words'], color='0.4', linestyle=':')
+    for words in {result['reference_words'] for result in results}:  # one for each language
+        axes.axhline(words, color='0.4', linestyle=':')
     axes.set(title='words per caption')
     legend.legend(axes.lines, [*names, 'people'], loc='center').set_in_layout(False)
     return figure
