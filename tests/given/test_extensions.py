@@ -6,7 +6,7 @@ from test_papers import ENCODER, WORDS, captions, make, pictures
 
 import solver
 from lab.decode.evaluate import caption_split
-from lab.more.captionnet import ScaledDotProductAttention
+from lab.more.captionnet import CaptionNet, ScaledDotProductAttention
 from lab.more.decoder import Decoder
 from lab.train.checkpoints import checkpoint_paths, load_model
 from solver import DEFAULTS, train
@@ -57,6 +57,16 @@ def test_other_heads_are_another_function(two_heads, tmp_path):
 def test_what_a_decoder_does_not_have(tiny_cfg, settings, hint):
     with pytest.raises((TypeError, ValueError), match=hint):
         train({**tiny_cfg, **settings})
+
+
+def test_a_step_that_fails_shows_before_the_first_epoch(tiny_cfg, monkeypatch):
+    def step(self, words, state, memory):
+        raise KeyError('my step')
+
+    monkeypatch.setattr(CaptionNet, 'step', step)
+    monkeypatch.setattr(CaptionNet, 'forward', None)  # an epoch would end in a TypeError
+    with pytest.raises(KeyError, match='my step'):
+        train({**tiny_cfg, 'decoder': 'lab.more.captionnet.CaptionNet'})
 
 
 # --- Scheduled sampling ---
