@@ -19,8 +19,7 @@ demo: $(VENV)/.ready
 # in the folder with the models.py that the models were trained with: this one, or the demo's
 TRAINED := $(dir $(wildcard ./runs/shapes/BEST_checkpoint_* build/demo/runs/shapes/BEST_checkpoint_*))
 app: $(VENV)/.ready
-	@$(if $(TRAINED),,$(PY) -m instructor.assemble instructor/models.py build/app)
-	@cd $(firstword $(TRAINED:/runs/shapes/=) build/app) && $(abspath $(PY)) -m lab.app
+	@cd $(firstword $(TRAINED:/runs/shapes/=) .) && $(abspath $(PY)) -m lab.app
 
 pictures: $(VENV)/.ready
 	$(PY) -m instructor.demo --pictures

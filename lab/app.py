@@ -68,18 +68,17 @@ class SpokenCaption(VBox):
     looked, with the word and the greatest weight in percent.
 
     :param found: of :func:`describe`, for one model
-    :param remark: of the model
     :ivar words: the caption, a list of words
     """
 
-    def __init__(self, title, picture, found, remark=''):
+    def __init__(self, title, picture, found):
         self.words, alphas = found['caption'], found['alphas']
         self.maps = [] if alphas is None else [
             HTML(figure_html(overlay(picture, alpha), f'{word} {alpha.max():.0%}', 110))
             for word, alpha in zip(self.words, alphas, strict=True)]
         self.text, self.shown = HTML(), Box(layout=Layout(flex_flow='row wrap'))
-        no_maps = ' (no maps: it sees the picture once, before its first word)' if alphas is None else ''
-        super().__init__([HTML(f'<b>{as_text(title)}</b>{no_maps}'), self.text, HTML(as_text(remark)), self.shown],
+        remark = ' (no maps: it sees the picture once, before its first word)' if alphas is None else ''
+        super().__init__([HTML(f'<b>{as_text(title)}</b>{remark}'), self.text, self.shown],
                          layout=Layout(flex='1 1 240px', min_width='0'))
 
     def say(self, number):
@@ -123,8 +122,7 @@ def form(models, largest=LARGEST):
         ticked = {key: models[key] for key, box in chosen.items() if box.value}
         try:
             pixels, found = describe(content, ticked, beam_size.value, name)
-            spoken = [SpokenCaption(label(key), pixels, captioned, models[key].remark)
-                      for key, captioned in found.items()]
+            spoken = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
         except Exception as error:  # raised in a form, nobody would see it
             message.value = as_text(error if isinstance(error, ImageFileError) else f'{type(error).__name__}: {error}')
             return
@@ -155,21 +153,15 @@ def trained(run_folder):
 
 def main():
     parser = argparse.ArgumentParser(description='A page that captions pictures of your own.')
-    parser.add_argument('run_folder', nargs='?', default='runs/shapes',
-                        help='output_folder of the training; its models come first, then the photo model')
+    parser.add_argument('run_folder', nargs='?', default='runs/shapes', help='output_folder of the training')
     parser.add_argument('--port', type=int, default=8866)
     parser.add_argument('--no-browser', action='store_true', help='open no browser window')
     arguments = parser.parse_args()
     names = trained(arguments.run_folder)
+    if not names:
+        sys.exit(f'there is no trained model in {arguments.run_folder} yet: run train_rnn.ipynb or '
+                 'train_attention.ipynb first')
     load_models(arguments.run_folder, names)  # its errors come here, not in the browser
-    try:
-        load_models(arguments.run_folder, 'photos')
-        names.append('photos')
-    except NotImplementedError as error:
-        if not names:
-            sys.exit(f'There is no trained model in {arguments.run_folder}, and the photo model runs in your own '
-                     f'DecoderWithAttention. {error}')
-        print(f'The photo model is left out: {error}')
 
     from voila.app import Voila  # caption.ipynb needs none
     title = 'Look at a picture, say what you see'

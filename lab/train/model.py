@@ -16,9 +16,6 @@ from lab.train.source import ROOT, edited, source_of
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
 from utils import packed
 
-ONLY_SHAPES = ('This model knows {} words, all of coloured shapes, so it answers every photo in them. The photo model '
-               "knows photos: decoders = ['photos'].")
-
 
 class Decoded(NamedTuple):
     """The scores of a batch, without padding. Words are ordered as in a ``PackedSequence``: all first words, ...
@@ -71,11 +68,6 @@ class CaptionModel(nn.Module):
     def name(self):
         """Its kind, and of several languages the language: 'Attention_zh'."""
         return self.kind + (f'_{self.language}' if self.language else '')
-
-    @property
-    def remark(self):
-        """What to know of its captions for pictures of one's own, or ''."""
-        return ONLY_SHAPES.format(len(self.word_map)) if self.settings['encoder'] == 'shapes_cnn' else ''
 
     @property
     def vocabulary(self):
