@@ -33,8 +33,7 @@ DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithSpatialAttention': 'spatial attention',
                  'DecoderWithAdaptiveAttention': 'adaptive attention',
                  'DecoderWithBahdanauAttention': 'Bahdanau attention',
-                 'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble',
-                 'photos': 'photo model'}
+                 'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
 CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
 
 

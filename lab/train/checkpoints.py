@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-from lab.train.box import load_box
 from lab.train.features import encoder_digest
 from lab.train.model import build_model, decoder_name
 from utils import atomic_path
@@ -94,18 +93,13 @@ def load_model(path, device=None, encoder=None):
 def load_models(folder, names, device=None):
     """The best model of each decoder in a run folder.
 
-    :param names: 'NoAttention', 'Attention' or the class of a decoder of your own, or 'photos', the model in the box;
-        or a list of them
+    :param names: 'NoAttention', 'Attention' or the class of a decoder of your own; or a list of them
     :param device: as for :func:`load_model`
     :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
     models = {}
-    device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     for name in [names] if isinstance(names, str) else names:
-        if name == 'photos':
-            models |= {model.name: model for model in load_box(device=device).by_language()}
-            continue
         path = Path(folder).expanduser() / f'BEST_checkpoint_{name}.pth.tar'
         if not path.exists():
             raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '

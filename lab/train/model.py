@@ -49,7 +49,6 @@ class CaptionModel(nn.Module):
     """An encoder, a decoder and their vocabulary.
 
     :ivar word_map: word -> index
-    :ivar kind: 'Attention', 'NoAttention', or the class of a decoder of your own; 'photos' of the model in the box
     :ivar language: in which it captions; None in training, and of a model that has only one
     :ivar settings: the ``cfg`` of its training
     :ivar history: per epoch a dict of losses and scores
@@ -61,13 +60,12 @@ class CaptionModel(nn.Module):
     def __init__(self, encoder, decoder, word_map, settings):
         super().__init__()
         self.encoder, self.decoder, self.word_map, self.settings = encoder, decoder, word_map, settings
-        self.kind, self.language = decoder_name(settings), None
-        self.history, self.fingerprints, self.tuned, self.fast = [], {}, False, False
+        self.history, self.fingerprints, self.tuned, self.fast, self.language = [], {}, False, False, None
 
     @property
     def name(self):
-        """Its kind, and of several languages the language: 'Attention_zh'."""
-        return self.kind + (f'_{self.language}' if self.language else '')
+        """'Attention', 'NoAttention', or the class of a decoder of your own; of several languages 'Attention_zh'."""
+        return decoder_name(self.settings) + (f'_{self.language}' if self.language else '')
 
     @property
     def vocabulary(self):
@@ -122,7 +120,7 @@ class CaptionModel(nn.Module):
         sampling = {} if teacher_forcing == 1 else dict(teacher_forcing=teacher_forcing)
         decoded = self.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
                                caplens.to(device, non_blocking=True), **sampling)
-        expected = {'Attention': (5,), 'NoAttention': (4,)}.get(self.kind, (4, 5))
+        expected = {'Attention': (5,), 'NoAttention': (4,)}.get(decoder_name(self.settings), (4, 5))
         if not isinstance(decoded, (tuple, list)) or len(decoded) not in expected:
             came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else f'a {type(decoded).__name__}'
             raise ValueError(f'forward of {type(self.decoder).__name__} returns {came}; it must return predictions, '

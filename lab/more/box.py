@@ -12,6 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from lab.train.checkpoints import read_checkpoint
 from lab.train.model import build_model
 from lab.train.settings import check_settings
 from utils import atomic_path
@@ -20,46 +21,43 @@ PHOTOS = Path(__file__).parents[2] / 'weights' / 'photos.safetensors'
 KEPT = ('attention', 'encoder', 'encoder_stride', 'encoded_image_size', 'embed_dim', 'attention_dim', 'decoder_dim')
 
 
-def pack(model, path):
+def pack(checkpoint, path):
     """Write a trained model in a quarter of the bytes.
 
-    :param model: :class:`model.CaptionModel`
+    :param checkpoint: path of a best checkpoint
     :param path: of the ``.safetensors`` file
     """
-    parts, tensors = {'decoder': model.decoder} | ({'encoder': model.encoder.stages} if model.tuned else {}), {}
-    for part, module in parts.items():
-        for name, weight in module.state_dict().items():
-            if weight.dim() < 2:
+    state, tensors = read_checkpoint(checkpoint), {}
+    for part in ('encoder', 'decoder'):
+        for name, weight in (state[part] or {}).items():
+            if weight.dim() < 2 or not weight.is_floating_point():
                 tensors[f'{part}.{name}'] = weight.contiguous()
                 continue
             scale = weight.flatten(1).abs().amax(dim=1).clamp(min=1e-12) / 127
-            tensors[f'{part}.{name}'] = (weight / along_rows(scale, weight)).round().to(torch.int8).contiguous()
-            tensors[f'{part}.{name}.scale'] = scale
-    about = dict(settings=json.dumps({name: model.settings[name] for name in KEPT}),
-                 word_map=json.dumps(model.word_map, ensure_ascii=False))
+            rows = (weight / scale.view(-1, *[1] * (weight.dim() - 1))).round()
+            tensors[f'{part}.{name}'], tensors[f'{part}.{name}.scale'] = rows.to(torch.int8).contiguous(), scale
+    settings = {name: state['settings'][name] for name in KEPT}
+    about = dict(settings=json.dumps(settings), word_map=json.dumps(state['word_map'], ensure_ascii=False))
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, about)
-
-
-def along_rows(scale, weight):
-    return scale.view(-1, *[1] * (weight.dim() - 1))
 
 
 def load_box(path=PHOTOS, device='cpu'):
     """The model of a file of :func:`pack`, in ``eval()``, with weights in single precision.
 
-    :return: :class:`model.CaptionModel`, called 'photos'
+    :return: :class:`model.CaptionModel`
     :raises NotImplementedError: TODO 3 or 4 is not done yet
     """
     parts = dict(encoder={}, decoder={})
     with safe_open(path, 'pt') as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
-    for name, weight in tensors.items():
-        part, _, own = name.partition('.')
-        if weight.dtype == torch.int8:
-            weight = weight.float() * along_rows(tensors[f'{name}.scale'], weight)
-        if not own.endswith('.scale'):
-            parts[part][own] = weight
+        about, names = file.metadata(), list(file.keys())
+        for name in names:
+            weight, (part, _, own) = file.get_tensor(name), name.partition('.')
+            if weight.dtype == torch.int8:
+                scale = file.get_tensor(f'{name}.scale')
+                weight = weight.float() * scale.view(-1, *[1] * (weight.dim() - 1))
+            if not (name.endswith('.scale') and name.removesuffix('.scale') in names):
+                parts[part][own] = weight
     cfg = check_settings(json.loads(about['settings']) | dict(device=str(device)))
     if parts['encoder']:
         cfg['encoder_weights'] = None  # they come from this file
@@ -67,5 +65,4 @@ def load_box(path=PHOTOS, device='cpu'):
     model.decoder.load_state_dict(parts['decoder'])
     if parts['encoder']:
         model.encoder.stages.load_state_dict(parts['encoder'])
-    model.kind = 'photos'
-    return model.eval()
+    return model.eval().to(device)
