@@ -90,7 +90,7 @@ def test_words_that_speak_of_a_side():
 
 def test_pictures_whose_captions_speak_of_a_side_are_not_mirrored(make):
     dataset = make()
-    dataset.references = [[['a', 'dog']], [['a', 'dog'], ['the', 'Left', 'dog']], *[[[]]] * 22]
+    dataset.references_in[None] = [[['a', 'dog']], [['a', 'dog'], ['the', 'Left', 'dog']], *[[[]]] * 22]
     straight, mirrored = (dataset.images(torch.tensor([1, 0, 5]), mirrored) for mirrored in (False, True))
     assert torch.equal(mirrored, torch.stack([straight[0], straight[1].flip(2), straight[2].flip(2)]))
 

@@ -70,7 +70,7 @@ def test_test(folder):
     runs = folder / 'runs/shapes'
     figures = {name for name in figures_of(runs) if not name.startswith('history')}
     truth = json.loads((runs / 'test_truth.json').read_text())
-    assert figures - {'pointing_Attention'} == {'bleu', 'captions_NoAttention', 'captions_Attention'}
+    assert figures - {'pointing_Attention'} == {'bleu', 'diversity', 'captions_NoAttention', 'captions_Attention'}
     assert ('pointing_Attention' in figures) == bool(truth['Attention']['words'])  # a tiny one may name no shape
     assert pictures == len(figures) and all(0 <= found['named'] <= 1 for found in truth.values())
     result = json.loads((runs / 'test_Attention.json').read_text())

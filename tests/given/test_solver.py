@@ -262,13 +262,13 @@ def say(monkeypatch, captions):
 def test_each_guess_is_compared_with_its_own_image(tiny_data, monkeypatch, batch_size):
     run = foreseeing(tiny_data, batch_size=batch_size)
     dataset, known = run.val_data, run.model.word_map
-    dataset.references = [[[word for word in caption if word in known] for caption in captions]
-                          for captions in dataset.references]
+    dataset.references_in[None] = [[[word for word in caption if word in known] for caption in captions]
+                                   for captions in dataset.references]
     firsts = [[known[word] for word in captions[0]] for captions in dataset.references]
     say(monkeypatch, firsts)
     scores = validate(run)
     assert scores['bleu4'] == pytest.approx(1) == scores['greedy_bleu4'] and scores['top5'] == pytest.approx(100)
-    dataset.references = dataset.references[1:] + dataset.references[:1]
+    dataset.references_in[None] = dataset.references[1:] + dataset.references[:1]
     say(monkeypatch, firsts)
     scores = validate(run)
     assert scores['bleu4'] < 0.9 and scores['greedy_bleu4'] < 0.9
