@@ -117,6 +117,7 @@ def plot_diversity(said):
             axes.plot(len(set(map(tuple, words))), cider_d(references, words)['CIDEr-D'], **style)
             below.plot(np.mean([len(caption) for caption in words]), -ways.index(way), **style)
     axes.set(xlabel=f'different captions of {len(words)}', ylabel='CIDEr-D', title='quality against diversity')
+    axes.xaxis.get_major_locator().set_params(integer=True)
     below.set(yticks=[-i for i in range(len(ways))], yticklabels=drawable(ways), xlabel='words per caption')
     figure.legend([plt.Line2D([], [], color='0.3', marker=MARKERS[i], linestyle='') for i in range(len(said))],
                   drawable(map(label, said)), loc='outside lower center', ncols=3)
