@@ -142,11 +142,10 @@ def combine(first, *others):
     """
     for pictures in others:
         by_name = {picture.name: picture for picture in pictures}
-        for number, picture in enumerate(first):
-            other = by_name.get(picture.name, picture._replace(problem="the JSON of another language lacks it"))
-            first[number] = picture._replace(captions=picture.captions | other.captions,
-                                             usable=picture.usable | other.usable,
-                                             problem=picture.problem or other.problem)
+        pairs = [(picture, by_name.get(picture.name, picture._replace(problem="the JSON of another language lacks it")))
+                 for picture in first]
+        first = [one._replace(captions=one.captions | other.captions, usable=one.usable | other.usable,
+                              problem=one.problem or other.problem) for one, other in pairs]
     return first
 
 
@@ -161,12 +160,13 @@ def refuse_shared(pictures):
                          "this with --allow-shared-images (allow_shared_images=True)")
 
 
-def choose_captions(captions, captions_per_image, seed):
+def choose_captions(picture, language, captions_per_image, seed):
     """Choose exactly ``captions_per_image`` captions: a random sample, or all of them and random repeats.
 
-    :param seed: with the picture's name, so that the choice does not depend on what other pictures there are
+    The choice depends on the seed and the image alone, not on what other images there are.
     """
-    rng = random.Random(seed)
+    captions = picture.usable[language]
+    rng = random.Random(f"{seed} {picture.name}")
     if len(captions) > captions_per_image:
         return rng.sample(captions, captions_per_image)
     return captions + rng.choices(captions, k=captions_per_image - len(captions))
@@ -297,10 +297,11 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
 
     paths = karpathy_json_path if isinstance(karpathy_json_path, dict) else {None: karpathy_json_path}
     cuts = tokenizer if isinstance(tokenizer, dict) else dict.fromkeys(paths, tokenizer)
-    read = [read_karpathy(path, image_folder, max_len, tokenizers.by_name(cuts.get(language)), language)
-            for language, path in paths.items()]
-    pictures = combine(*(those for those, _ in read))
-    json_hash = [digest for _, digest in read] if None not in paths else read[0][1]
+    cuts = {language: tokenizers.by_name(name) for language, name in cuts.items() if name}
+    languages = [language for language in paths if language]
+    read, digests = zip(*(read_karpathy(path, image_folder, max_len, cuts.get(language), language)
+                          for language, path in paths.items()), strict=True)
+    pictures = combine(*read)
     bad = [(picture, picture.problem) for picture in pictures if picture.problem]
     if bad and not skip_bad:
         picture, problem = bad[0]
@@ -309,13 +310,13 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
     too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
     if not allow_shared_images:
-        refuse_shared(usable + [picture for those, _ in read[1:] for picture in those])
+        refuse_shared(usable + [picture for those in read[1:] for picture in those])
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
     settings = [captions_per_image, min_word_freq, max_len, seed, image_size, skip_bad]
-    fingerprint = sha256([FORMAT_VERSION, json_hash, [picture.stamp for picture in pictures], *map(int, settings),
-                          *[tokenizer] * bool(tokenizer), *filter(None, paths)])
+    fingerprint = sha256([FORMAT_VERSION, "".join(digests), [picture.stamp for picture in pictures],
+                          *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
     def is_complete():
         headers = [read_header(path)[0] for path in images.values()]
@@ -341,13 +342,12 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                     kept[split] = without(left_out, pictures)
                 words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
                               for caption in those)  # too long as well
-                word_map = build_word_map(words_from, min_word_freq, [*filter(None, paths)])
+                word_map = build_word_map(words_from, min_word_freq, languages)
                 maps = {language: in_language(word_map, language) for language in paths}
                 contents = {vocabulary: word_map}
                 for split in SPLITS:
                     chosen = [(maps[language], caption) for picture in kept[split] for language in paths
-                              for caption in choose_captions(picture.usable[language], captions_per_image, " ".join(
-                                  [str(seed), picture.name, *filter(None, [language])]))]
+                              for caption in choose_captions(picture, language, captions_per_image, seed)]
                     contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
                     contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
                 for path, content in contents.items():
@@ -387,8 +387,8 @@ def print_summary(summary, folder):
 
 
 def of_languages(texts):
-    """['en=a.json', 'zh=b.json'] is a dict, ['a.json'] is 'a.json'."""
-    pairs = [re.fullmatch('([a-z]+)=(.+)', text) for text in texts or []]
+    """['en=a.json', 'zh=b.json'] is a dict, ['a.json'] is 'a.json'. A language has two letters, as in ISO 639-1."""
+    pairs = [re.fullmatch('([a-z]{2})=(.+)', text) for text in texts or []]
     return dict(pair.groups() for pair in pairs) if pairs and all(pairs) else texts and texts[0]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset  # noqa: F401, accelerate looks for the latter in `datasets`
 
 from lab.data.images import open_images
-from lab.data.vocabulary import END, PAD, UNK, encode_caption, in_language, languages_of, load_word_map
+from lab.data.vocabulary import SPECIAL_TOKENS, encode_caption, in_language, languages_of, load_word_map
 from utils import read_json
 
 
@@ -62,9 +62,10 @@ class CaptionDataset(Dataset):
         word_map = load_word_map(folder, data_name)
         self.languages = languages_of(word_map)
         self.language = self.languages[0]
+        self.word_maps = {language: in_language(word_map, language) for language in self.languages}
         self.references_in = {language: [those[language] if language else those for those in references]
                               for language in self.languages}
-        if not belong_together(captions, caplens, self.references, word_map):
+        if not belong_together(captions, caplens, self.references, self.word_map):
             raise ValueError(f'the files of {data_name} in {folder} come from different runs of create_input_files: '
                              'delete them and run it again')
         if not captions:
@@ -87,17 +88,26 @@ class CaptionDataset(Dataset):
         """Per picture a list of people's captions in ``language``, each a list of words."""
         return self.references_in[self.language]
 
+    @property
+    def word_map(self):
+        """word -> index; ``<start>`` begins a caption in ``language``."""
+        return self.word_maps[self.language]
+
     def in_language(self, language):
-        """The same data set with the references in another of its languages."""
+        """The same data set, with references and ``word_map`` in another of its languages, if it has that one."""
         other = copy.copy(self)
         other.language = language if language in self.languages else self.languages[0]
         return other
 
-    def language_of(self, numbers):
-        """The language of each caption, by its number: a picture has all captions in the first one, then the others."""
-        return [self.languages[number % self.cpi * len(self.languages) // self.cpi] for number in numbers]
+    def by_language(self):
+        """This data set once for each of its languages."""
+        return [self.in_language(language) for language in self.languages]
 
-    def replace_captions(self, path, word_map):
+    def language_of(self, number):
+        """The language of a caption: a picture has all captions in the first one, then those in the next."""
+        return self.languages[number % self.cpi * len(self.languages) // self.cpi]
+
+    def replace_captions(self, path):
         """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
 
         :raises ValueError: one of other pictures, or with another number of captions or longer ones
@@ -109,9 +119,8 @@ class CaptionDataset(Dataset):
                 len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
             raise ValueError(f'{path} has the captions of other pictures, or another number of them, than '
                              f'{self.images_path}: make it again from a teacher that was trained on these')
-        maps = {language: in_language(word_map, language) for language in self.languages}
-        rows = [encode_caption(caption, maps[language], longest) for those in captions
-                for caption, language in zip(those, self.language_of(range(self.cpi)), strict=True)]
+        rows = [encode_caption(caption, self.word_maps[self.language_of(i)], longest) for those in captions
+                for i, caption in enumerate(those)]
         self.captions = torch.tensor(rows, dtype=torch.long)
         self.caplens = torch.tensor([len(caption) + 2 for those in captions for caption in those]).unsqueeze(1)
 
@@ -185,9 +194,8 @@ def belong_together(captions, caplens, references, word_map):
     :param references: per picture a list of captions, each a list of words
     """
     per_picture = len(captions) // max(len(references), 1)
-    if not (len(captions) == len(caplens) == per_picture * len(references) and {PAD, UNK, END} <= {*word_map}):
+    if not (len(captions) == len(caplens) == per_picture * len(references) and {*SPECIAL_TOKENS} <= {*word_map}):
         return False
-    word_map = in_language(word_map)
     firsts = zip(captions[::per_picture or 1], caplens[::per_picture or 1], references, strict=True)
     return all(any(length == len(words) + 2 and caption == encode_caption(words, word_map, len(caption) - 2)
                    for words in of_picture) for caption, length, of_picture in firsts)

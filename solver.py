@@ -19,9 +19,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from datasets import CaptionDataset
-from lab.data.vocabulary import in_language, is_special, load_word_map
+from lab.data.vocabulary import is_special, load_word_map
 from lab.decode.greedy_search import greedy_search
-from lab.decode.metrics import bleu, greedy_scores, one_for_all
+from lab.decode.metrics import bleu, greedy_scores, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, save_checkpoint
@@ -144,9 +144,9 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     if len(model.history) >= cfg['epochs']:
         log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
-    check_monitor(cfg['monitor'], val_data)
+    check_monitor(cfg['monitor'], val_data.references_in)
     if cfg['captions']:
-        train_data.replace_captions(cfg['captions'], word_map)
+        train_data.replace_captions(cfg['captions'])
     model.fingerprints = before['fingerprints'] if before else fingerprints(cfg)
     scheduler = make_scheduler(optimizer, cfg, train_data, len(model.history))
     if before and not cfg['cosine']:
@@ -162,9 +162,9 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     return Run(accelerator, model, wrapped, train_data, val_data, optimizer, scheduler, loss)
 
 
-def check_monitor(name, dataset):
+def check_monitor(name, references):
     """:raises ValueError: validation gives no score of this name"""
-    greedy = greedy_scores(dataset, lambda own: [captions[0] for captions in own.references])
+    greedy = greedy_scores({language: scores_of(those[:1], [those[0][0]]) for language, those in references.items()})
     names = ['loss', 'cross_entropy', 'top5', 'bleu4', *greedy]
     if name not in names:
         raise ValueError(f"setting 'monitor' is {name!r}; it must be one of {', '.join(names)}")
@@ -290,16 +290,7 @@ def validate(run):
         loader = batches.loader(dataset, numbers, batch_size)
         return progress_bar(run.accelerator.prepare_data_loader(loader, False), desc=what, unit='batch', leave=False)
 
-    def greedy(own):
-        captions, word_map = [], in_language(model.word_map, own.language)
-        for batch in bar('greedy captions', batches.pictures_of(own)[:, :1], cfg['batch_size']):
-            found = greedy_search(model.decoder, model.encode(batch.images), word_map)
-            captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
-        if warning := one_for_all(captions):
-            log(warning)
-        return captions
-
-    forced = []  # captions, in the order of the data set
+    forced, greedy = [], {}  # captions, in the order of the data set; scores by language
     # the captions of a picture are in one batch if they fit
     for batch in bar('validate', batches.captions_of(dataset), max(cfg['batch_size'] // dataset.cpi, 1) * dataset.cpi):
         decoded = run.wrapped(batch)
@@ -309,10 +300,18 @@ def validate(run):
         top5.update(topk_accuracy(decoded.scores, decoded.targets, 5), words)
         forced += gather([model.words(word for word in caption if word not in special)
                           for caption in decoded.guesses()], use_gather_object=True)
-    references = [dataset.references_in[language][number // dataset.cpi]
-                  for number, language in enumerate(dataset.language_of(range(len(dataset))))]
+    for own in dataset.by_language():
+        captions = []
+        for batch in bar('greedy captions', batches.pictures_of(own)[:, :1], cfg['batch_size']):
+            found = greedy_search(model.decoder, model.encode(batch.images), own.word_map)
+            captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
+        if len(model.history) >= 2 and (warning := same_caption(captions)):  # at first that is normal
+            log(warning)
+        greedy[own.language] = scores_of(own.references, captions)
+
+    references = [dataset.references_in[dataset.language_of(i)][i // dataset.cpi] for i in range(len(dataset))]
     return averages(loss=losses, cross_entropy=cross_entropy, top5=top5) | dict(
-        bleu4=bleu(references, forced)['BLEU-4'], **greedy_scores(dataset, greedy))
+        bleu4=bleu(references, forced)['BLEU-4'], **greedy_scores(greedy))
 
 
 def log_epoch(scores):
@@ -320,7 +319,7 @@ def log_epoch(scores):
     printed = dict(loss='LOSS', top5='TOP-5 ACCURACY', bleu4='BLEU-4', greedy_bleu4='GREEDY BLEU-4',
                    greedy_cider='CIDER')
     own = [name.removeprefix('val_') for name in scores if name.startswith('val_greedy_bleu4_')]  # of each language
-    printed |= {name: name.upper() for name in (*own, scores['monitor']) if name not in printed}
+    printed |= {name: name.upper().replace('_', ' ') for name in (*own, scores['monitor']) if name not in printed}
     values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
     log(f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
 

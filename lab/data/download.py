@@ -34,7 +34,7 @@ from utils import atomic_path, one_process_in, read_json
 class Source(NamedTuple):
     """An archive, and what is wanted of it.
 
-    :ivar archive: its name; of a file that is no archive its own name, as the only one in ``files``
+    :ivar archive: its name; of a plain file its own, and ``files`` names it, too
     :ivar size: of the archive, in bytes
     :ivar checksum: of the archive, 'algorithm:digest'
     :ivar url: None: no program can fetch it, ``by_hand`` says where it is
@@ -58,6 +58,7 @@ def karpathy(name):
                   (f'dataset_{name}.json',))
 
 
+CHINESE = 'flickr8kzhc.caption.txt'  # the sentences of Flickr8K-CN by native speakers
 # COCO's sizes and checksums are those of TensorFlow Datasets (url_checksums/coco.txt), Flickr8k's MD5 that of R's
 # torchvision (dataset-flickr.R). What a person puts there is checked by the CRC that a zip has of each file.
 SOURCES = {
@@ -77,18 +78,16 @@ SOURCES = {
         karpathy('flickr8k'),
         Source('Flickr8k_Dataset.zip', 1_115_419_746, 'md5:f18a1e2920de5bd84dae7cf08ec78978',
                'https://github.com/jbrownlee/Datasets/releases/download/Flickr8k/Flickr8k_Dataset.zip')),
-    'flickr8k-cn': (
-        Source('flickr8kzhc.caption.txt', 2_420_330,
-               'sha256:298918f03fb332911df3cda128a7a56f1f47c0513531c4f22eeecbea7d780bbb',
-               'https://raw.githubusercontent.com/li-xirong/flickr8kcn/a19b9aa4a7ad2a42741460d9f47385637ae270cd/data/'
-               'flickr8kzhc.caption.txt', ('flickr8kzhc.caption.txt',)),),
     'flickr30k': (
         karpathy('flickr30k'),
         Source('flickr30k-images.zip',
                by_hand='ask for them at https://shannon.cs.illinois.edu/DenotationGraph (a form), or take them from '
                        'https://www.kaggle.com/datasets/hsankesara/flickr-image-dataset (a login)')),
 }
-SOURCES['flickr8k-cn'] = SOURCES['flickr8k'] + SOURCES['flickr8k-cn']
+SOURCES['flickr8k-cn'] = *SOURCES['flickr8k'], Source(
+    CHINESE, 2_420_330, 'sha256:298918f03fb332911df3cda128a7a56f1f47c0513531c4f22eeecbea7d780bbb',
+    f'https://raw.githubusercontent.com/li-xirong/flickr8kcn/a19b9aa4a7ad2a42741460d9f47385637ae270cd/data/{CHINESE}',
+    (CHINESE,))
 ATTEMPTS = 5  # in a row that bring nothing
 PAUSE = 1  # second, after an attempt that brought something; 2, 4, 8, ... after those that did not
 TIMEOUT = 30  # seconds without a byte
@@ -196,7 +195,6 @@ def download(name, folder):
 
     :param name: one of ``SOURCES``
     :param folder: of this set, such as data/raw/coco
-    :return: its JSON files, as ``create_input_files --karpathy-json-path`` takes them
     :raises ValueError: a source cannot be had, is damaged, or the disk is too small
     """
     json_path = folder / f'dataset_{folder.name}.json'
@@ -219,31 +217,25 @@ def download(name, folder):
                                  f'{needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room or choose '
                                  'another --folder')
             fetch(source, archive, part)
-        if source.files == (source.archive,):
+        if source.files == (source.archive,):  # a plain file
             continue
         unpack(archive, missing, folder)
         if source.url:  # what a person brought stays
             archive.unlink()
-    if name != 'flickr8k-cn':
-        return f'"{json_path}"'
-    chinese = folder / f'dataset_{folder.name}_zh.json'
-    write_chinese(json_path, folder / 'flickr8kzhc.caption.txt', chinese)
-    return f'en="{json_path}" zh="{chinese}" --tokenizer zh=rjieba'
+    if name == 'flickr8k-cn':
+        write_chinese(folder)
 
 
-def write_chinese(json_path, sentences_path, path):
-    """Karpathy's JSON with the Chinese sentences of Flickr8K-CN (Li et al. 2016, doi 10.1145/2911996.2912049).
-
-    :param sentences_path: a line for each sentence: 'name.jpg#zhc#0 sentence'
-    :param path: of the JSON to write; the sentences come as ``raw``
-    """
+def write_chinese(folder):
+    """Write ``dataset_flickr8k_zh.json``: Karpathy's JSON with the Chinese sentences of Flickr8K-CN as ``raw`` (Li et
+    al. 2016, doi 10.1145/2911996.2912049)."""
     of_picture = {}
-    for line in sentences_path.read_text(encoding='utf-8').splitlines():
+    for line in (folder / CHINESE).read_text(encoding='utf-8').splitlines():  # 'name.jpg#zhc#0 sentence'
         place, _, sentence = line.partition(' ')
         of_picture.setdefault(place.partition('#')[0], []).append(dict(raw=sentence.strip()))
     images = [dict(filename=image['filename'], split=image['split'], sentences=of_picture[image['filename']])
-              for image in read_json(json_path, 'delete it and run this again')['images']]
-    with atomic_path(path) as temporary:
+              for image in read_json(folder / 'dataset_flickr8k.json', 'delete it and run this again')['images']]
+    with atomic_path(folder / 'dataset_flickr8k_zh.json') as temporary:
         temporary.write_text(json.dumps(dict(images=images), ensure_ascii=False), encoding='utf-8')
 
 
@@ -258,13 +250,16 @@ def main(arguments=None):
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with one_process_in(folder):
-            jsons = download(options.name, folder)
+            download(options.name, folder)
     except (OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print('stopped; the same command goes on from here', file=sys.stderr)
         return 1
+    jsons = f'"{folder / f"dataset_{name}.json"}"'
+    if options.name == 'flickr8k-cn':
+        jsons = f'en={jsons} zh="{folder / "dataset_flickr8k_zh.json"}" --tokenizer zh=rjieba'
     print(f'\nNext:\n  python create_input_files.py --dataset {name} --karpathy-json-path {jsons} '
           f'--image-folder "{folder / "images"}" --output-folder data/{options.name}')
     return 0

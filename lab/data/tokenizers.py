@@ -14,14 +14,12 @@ CHARACTER = re.compile(rf"[{CHINESE}]|[^\W{CHINESE}]+(?:[-.'’][^\W{CHINESE}]+)
 def by_name(name):
     """
     :param name: 'rjieba' finds words, with the package of this name; 'characters': each Chinese character is one
-    :return: function that splits a sentence into a list of tokens; None without a name
+    :return: function that splits a sentence into a list of tokens
     :raises ValueError: an unknown name
     :raises ImportError: the package is not installed
     """
-    if name not in (None, *NAMES):
+    if name not in NAMES:
         raise ValueError(f'tokenizer is {name!r}; it must be one of {", ".join(NAMES)}')
-    if name is None:
-        return None
     if name == 'characters':
         return lambda raw: CHARACTER.findall(raw.lower())
     try:

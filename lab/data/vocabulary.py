@@ -37,14 +37,9 @@ def languages_of(word_map):
 
 
 def in_language(word_map, language=None):
-    """A vocabulary in which ``<start>`` begins a caption in this language; None: in the first one.
-
-    :raises ValueError: it has no such language
-    """
+    """A vocabulary in which ``<start>`` begins a caption in this language; None: in the first one."""
     languages = languages_of(word_map)
-    if language not in (None, *languages):
-        raise ValueError(f'there are no captions in {language!r}, only in {", ".join(map(str, languages))}')
-    return word_map if START in word_map else {**word_map, START: word_map[f'<start:{language or languages[0]}>']}
+    return {**word_map, START: word_map[f'<start:{language or languages[0]}>']} if languages != [None] else word_map
 
 
 def encode_caption(caption, word_map, max_len):

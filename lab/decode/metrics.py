@@ -78,34 +78,32 @@ def in_history(name):
     return re.sub('-d$|[^a-z0-9]', '', name.lower())
 
 
-def greedy_scores(dataset, captions_of):
-    """The scores of ``METRICS``, with ``greedy_`` before their names.
+def greedy_scores(of_languages):
+    """Scores of greedy captions by their names in the history.
 
-    :param dataset: ``CaptionDataset``
-    :param captions_of: function from this data set in one of its languages to a caption for each picture
-    :return: dict name -> score. Of several languages it is their mean, and ``greedy_bleu4_zh`` is that of one
+    :param of_languages: dict language -> :func:`scores_of` its captions
+    :return: dict name -> score: ``greedy_bleu4`` and so on; of several languages the mean, and each as
+        ``greedy_bleu4_zh``
     """
-    of_languages = {}
-    for language in dataset.languages:
-        own = dataset.in_language(language)
-        of_languages[language] = {f'greedy_{in_history(name)}': score
-                                  for name, score in scores_of(own.references, captions_of(own)).items()}
-    scores = {name: fmean(own[name] for own in of_languages.values()) for name in of_languages[dataset.language]}
-    each = {f'{name}_{language}': score for language, own in of_languages.items() for name, score in own.items()}
-    return scores | (each if len(of_languages) > 1 else {})
+    first, *others = of_languages.values()
+    scores = {f'greedy_{in_history(name)}': fmean([first[name], *(own[name] for own in others)]) for name in first}
+    if others:
+        scores |= {f'greedy_{in_history(name)}_{language}': score
+                   for language, own in of_languages.items() for name, score in own.items()}
+    return scores
 
 
-def one_for_all(captions):
+def same_caption(captions):
     """A sentence if more than nine of ten pictures get the same caption, else None.
 
     :param captions: one per picture, a list of words
     """
     (common, count), = Counter(map(tuple, captions)).most_common(1)
-    if 0.9 * len(captions) < count > 1:
-        return (f'{count} of {len(captions)} pictures get one caption, {sentence(common)!r}. In the first epochs that '
-                'is normal. Later the usual causes are a learning rate too high or too low, features that are the same '
-                'for all pictures, captions of other pictures, and a decoder that does not read the picture.')
-    return None
+    if count <= max(1, 0.9 * len(captions)):
+        return None
+    return (f'{count} of {len(captions)} pictures get the same caption, {sentence(common[:10])!r}. Usual causes: a '
+            'learning rate too high or too low, features that are the same for all pictures, captions of other '
+            'pictures, a decoder that does not read the picture.')
 
 
 def caption_bleu(references, caption):

@@ -1,11 +1,14 @@
-"""Rules for the next word, and for which caption is best, of any search:
+"""Rules of a search: for the next word, and for which caption is best.
 
->>> evaluate(model, search=partial(beam_search, rules=[no_repeated(3)], rank=per_word))
->>> evaluate(model, search=drawn(temperature(0.7), nucleus(0.9)))
+>>> evaluate(model, search=partial(beam_search, rules=[no_repeat_ngram(3)], rank=length_normalised))
+>>> evaluate(model, search=sampling(temperature(0.7), nucleus(0.9)))
 
 A rule for the next word is a function from log-probabilities (n, vocab_size) and the n captions so far, lists of word
-indices, to log-probabilities that need no sum of 1. -inf excludes a word.
+indices, to log-probabilities that need not sum to 1. -inf excludes a word. (Other libraries call them logits
+processors.) Beam search adds up what the rules return; the score of a sampled caption is that of the decoder alone.
 """
+
+import functools
 
 import torch
 
@@ -14,6 +17,8 @@ from lab.decode.greedy_search import sample_search
 
 def temperature(t):
     """log p / t: below 1 for safer captions, above for wilder ones."""
+    if not t > 0:
+        raise ValueError(f'temperature is {t}; it must be above 0')
     return lambda log_probs, captions: log_probs / t
 
 
@@ -23,17 +28,18 @@ def top_k(k):
 
 
 def nucleus(p):
-    """Only the most probable words, as many as have p of the probability together, at least one (Holtzman et al. 2020,
-    arXiv 1904.09751, sec. 3.1)."""
+    """Only the most probable words that together have the probability p (Holtzman et al. 2020, arXiv 1904.09751,
+    sec. 3.1); also called top-p."""
     def rule(log_probs, captions):
         ordered, words = log_probs.sort(dim=1, descending=True)
-        before = ordered.softmax(dim=1).cumsum(dim=1) - ordered.softmax(dim=1)  # probability of the words before
+        probabilities = ordered.softmax(dim=1)
+        before = probabilities.cumsum(dim=1) - probabilities  # of the more probable words
         return torch.full_like(log_probs, -torch.inf).scatter(1, words, ordered.masked_fill(before >= p, -torch.inf))
     return rule
 
 
-def no_repeated(n=3):
-    """No n words in a row twice in one caption (Paulus et al. 2018, arXiv 1705.04304, sec. 2.5)."""
+def no_repeat_ngram(n=3):
+    """No sequence of n words twice in a caption (Paulus et al. 2018, arXiv 1705.04304, sec. 2.5)."""
     def rule(log_probs, captions):
         log_probs = log_probs.clone()
         for row, words in enumerate(captions):
@@ -44,15 +50,17 @@ def no_repeated(n=3):
     return rule
 
 
-def per_word(score, length):
-    """A caption's mean log-probability per word in place of the sum, for the parameter ``rank`` of ``beam_search``: the
-    sum prefers short captions."""
+def length_normalised(score, length):
+    """The mean log-probability per word, for ``rank`` of ``beam_search``. The sum prefers short captions."""
     return score / length
 
 
-def drawn(*rules, seed=0):
+def sampling(*rules, seed=0):
     """Sampling as a search for ``evaluate`` and ``caption_image``: one caption per image, whatever the beam size."""
+    @functools.cache
+    def generator(device):
+        return torch.Generator(device).manual_seed(seed)
+
     def search(decoder, encoder_out, word_map, beam_size=1, max_len=50):
-        generator = torch.Generator(encoder_out.device).manual_seed(seed)
-        return sample_search(decoder, encoder_out, word_map, max_len, generator=generator, rules=rules)
+        return sample_search(decoder, encoder_out, word_map, max_len, rules, generator(encoder_out.device))
     return search

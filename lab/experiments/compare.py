@@ -199,27 +199,25 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                       checkpoints=[file_digest(path) for path in checkpoints])
-    results, models = {}, {}
-    for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name'])):
-        ending = f'_{language}' if language else ''
-        path = folder / f'{split.lower()}_{name}{ending}.json'
-        if path.exists() and read_json(path, AGAIN).get('provenance') == provenance:
-            results[language] = read_json(path, AGAIN)
-            continue
-        if not models:
-            device = cfg['device']
-            model = load_ensemble(checkpoints, device) if name == 'Ensemble' else load_model(checkpoints[0], device)
-            models = {own.language: own for own in model.by_language()}
-        result = evaluate(models[language], split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
+    endings = {language: f'_{language}' if language else ''
+               for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name']))}
+    paths = {language: folder / f'{split.lower()}_{name}{ending}.json' for language, ending in endings.items()}
+    results = {language: read_json(path, AGAIN) for language, path in paths.items() if path.exists()}
+    if results.keys() == paths.keys() and all(result.get('provenance') == provenance for result in results.values()):
+        return results
+    device = cfg['device']
+    model = load_ensemble(checkpoints, device) if name == 'Ensemble' else load_model(checkpoints[0], device)
+    for own in model.by_language():
+        path = paths[own.language]
+        result = evaluate(own, split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
         references = [c['references'] for c in result['captions']]
         for i, (row, captions) in enumerate(zip(result['scores'], result['captions_per_beam'], strict=True)):
             scores = coco_scores(references, captions, log=print if i == 0 else lambda _: None)  # a missing metric once
             row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
         write_coco_files(path.with_name(f'{path.stem}_results.json'), result['captions'],
-                         folder / f'{split.lower()}_annotations{ending}.json')
+                         folder / f'{split.lower()}_annotations{endings[own.language]}.json')
         save_result(result | dict(provenance=provenance, history=history), path)
-        results[language] = read_json(path, AGAIN)
-    return results
+    return {language: read_json(path, AGAIN) for language, path in paths.items()}
 
 
 def score_cells(seeds, beam_size, metrics):

@@ -15,7 +15,6 @@ import json
 import numpy as np
 import torch
 
-from lab.data.vocabulary import in_language
 from lab.decode import rules
 from lab.decode.beam_search import beam_search
 from lab.decode.greedy_search import sample_search
@@ -50,15 +49,14 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     if not 0 <= people < k:
         raise ValueError(f'people is {people}; it must be from 0 to {k - 1}, one less than the captions of a picture')
     max_len = dataset.captions.shape[1] - 2
-    ciders = scorers_of(dataset)
+    scorers = scorers_of(dataset)
     torch.manual_seed(seed)
     captions, scores = [], []
     with torch.no_grad(), progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
         for numbers in torch.arange(len(dataset.names)).split(BATCH_SIZE):
             encoder_out = model.encode(dataset.images(numbers))
             of_pictures = [[] for _ in numbers]
-            for language, cider in ciders.items():
-                word_map = in_language(model.word_map, language)
+            for word_map, cider in scorers:
                 beams = beam_search(model.decoder, encoder_out, word_map, beam_size, max_len)
                 sampled = sample_search(model.decoder, encoder_out, word_map, max_len, [rules.temperature(temperature)],
                                         samples=samples)

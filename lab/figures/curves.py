@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.decode.cider import cider_d
 from lab.decode.metrics import score_names
-from lab.figures.style import COLORS, DECODER_NAMES, MARKERS, WIDTH, drawable, label, line_styles
+from lab.figures.style import DECODER_NAMES, WIDTH, drawable, label, line_styles
 from utils import best_epoch, markdown_table, read_json
 
 
@@ -102,25 +102,30 @@ def plot_bleu(results):
     return figure
 
 
-def plot_diversity(said):
-    """How good and how different captions are, for several ways to find them: CIDEr-D against the number of different
-    captions, and words per caption.
+def plot_diversity(results, others):
+    """How good and how different captions are, for several searches: CIDEr-D against the number of different captions,
+    and against words per caption. A column per decoder.
 
-    :param said: dict decoder -> dict way -> list of captions of ``evaluate.caption_split``
+    :param results: list of dicts of ``evaluate.evaluate``
+    :param others: dict decoder -> dict search -> list of captions, each a list of words
     """
-    figure, (axes, below) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), width_ratios=[3, 2])
-    ways = list(dict.fromkeys(way for of_model in said.values() for way in of_model))
-    for number, of_model in enumerate(said.values()):
-        for way, captions in of_model.items():
-            words, references = [c['caption'] for c in captions], [c['references'] for c in captions]
-            style = dict(color=COLORS[ways.index(way) % len(COLORS)], marker=MARKERS[number], linestyle='')
-            axes.plot(len(set(map(tuple, words))), cider_d(references, words)['CIDEr-D'], **style)
-            below.plot(np.mean([len(caption) for caption in words]), -ways.index(way), **style)
-    axes.set(xlabel=f'different captions of {len(words)}', ylabel='CIDEr-D', title='quality against diversity')
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    below.set(yticks=[-i for i in range(len(ways))], yticklabels=drawable(ways), xlabel='words per caption')
-    figure.legend([plt.Line2D([], [], color='0.3', marker=MARKERS[i], linestyle='') for i in range(len(said))],
-                  drawable(map(label, said)), loc='outside lower center', ncols=3)
+    figure, panels = plt.subplots(2, len(results), figsize=(WIDTH, 4.6), squeeze=False, sharey=True, sharex='row')
+    for result, above, below in zip(results, *panels, strict=True):
+        references = [c['references'] for c in result['captions']]
+        searches = {f"beam {row['beam_size']}": captions
+                    for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True)}
+        searches |= others[result['model']]
+        styles = line_styles(searches)
+        for search, captions in searches.items():
+            score = cider_d(references, captions)['CIDEr-D']
+            above.plot(len(set(map(tuple, captions))), score, **styles[search], linestyle='')
+            below.plot(np.mean([len(words) for words in captions]), score, **styles[search], linestyle='')
+        above.set(title=label(result['model']), xlabel=f'different captions of {len(references)}')
+        above.xaxis.get_major_locator().set_params(integer=True)
+        below.set(xlabel='words per caption')
+    for axes in panels[:, 0]:
+        axes.set(ylabel='CIDEr-D')
+    figure.legend(below.lines, drawable(searches), loc='outside lower center', ncols=4)
     return figure
 
 

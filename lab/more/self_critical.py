@@ -14,7 +14,6 @@ import math
 import torch
 from torch import nn
 
-from lab.data.vocabulary import in_language
 from lab.decode.cider import CiderD
 from lab.decode.greedy_search import excluded_words, greedy_search, sample_search
 from lab.train.batches import Batch, training_loader
@@ -42,13 +41,12 @@ def train_epoch(run, epoch, scorers):
         with accelerator.accumulate(run.wrapped):
             with accelerator.autocast():
                 encoder_out, pictures = model.encode(batch.images), (batch.numbers // run.train_data.cpi).unique()
-                of_languages = [
-                    loss_of(model, run.wrapped, encoder_out, pictures, in_language(model.word_map, language), scorer)
-                    for language, scorer in scorers.items()]
-                loss = sum(loss for loss, _ in of_languages) / len(of_languages)
+                of_languages = [loss_of(model, run.wrapped, encoder_out, pictures, word_map, scorer)
+                                for word_map, scorer in scorers]
+                loss, reward = (torch.stack(values).mean(dim=0) for values in zip(*of_languages, strict=True))
             accelerator.backward(loss)
             run.step()
-        losses.update(-torch.stack([reward for _, reward in of_languages]).mean(), len(pictures))
+        losses.update(-reward.mean(), len(reward))
         if not math.isfinite(losses.avg):
             raise FloatingPointError(f'the loss is not a number in epoch {epoch}: lower decoder_lr')
         bar.set_postfix(loss=f'{losses.avg:.3f}')
@@ -56,9 +54,10 @@ def train_epoch(run, epoch, scorers):
 
 
 def scorers_of(dataset):
-    """CIDEr-D against the captions of a ``CaptionDataset`` in each language, in which <end> counts as a word."""
-    return {language: CiderD([[words + END for words in those] for those in references])
-            for language, references in dataset.references_in.items()}
+    """For each language of a ``CaptionDataset`` its vocabulary, and CIDEr-D against its captions, in which <end> counts
+    as a word."""
+    return [(own.word_map, CiderD([[words + END for words in those] for those in own.references]))
+            for own in dataset.by_language()]
 
 
 def loss_of(model, wrapped, encoder_out, pictures, word_map, scorer):
@@ -68,8 +67,7 @@ def loss_of(model, wrapped, encoder_out, pictures, word_map, scorer):
     :param wrapped: the same as ``accelerate`` has prepared it
     :param encoder_out: (pictures, h, w, encoder_dim)
     :param pictures: (pictures,) long, their numbers
-    :param word_map: the vocabulary in this language, see ``vocabulary.in_language``
-    :param scorer: of this language
+    :param word_map, scorer: of this language, see :func:`scorers_of`
     :return: surrogate loss, whose gradient is an unbiased estimate of that of L (0-dim); the samples' scores
         (pictures, samples)
     """

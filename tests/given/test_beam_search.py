@@ -11,7 +11,7 @@ from torch import nn
 
 from lab.decode.beam_search import beam_search
 from lab.decode.greedy_search import Hypothesis, greedy_search, sample_search
-from lab.decode.rules import drawn, no_repeated, nucleus, per_word, temperature, top_k
+from lab.decode.rules import length_normalised, no_repeat_ngram, nucleus, sampling, temperature, top_k
 
 every_search = pytest.mark.parametrize('search', [
     beam_search, greedy_search, partial(sample_search, rules=[temperature(1e-6)])])
@@ -191,6 +191,8 @@ def test_samples_come_as_often_as_the_decoder_says(t):
         drawn = [one for one in found if one.words == list(words)]
         assert len(drawn) / 4000 == pytest.approx(frequency, abs=0.03)
         assert all(one.score == pytest.approx(log(probability), abs=1e-5) for one in drawn)
+    with pytest.raises(ValueError, match='temperature is 0'):
+        temperature(0)
 
 
 # --- Rules ---
@@ -226,19 +228,21 @@ def test_no_words_in_a_row_twice(search, n):
         rows = [tuple(words[i:i + n]) for i in range(len(words) - n + 1)]
         return len(rows) - len(set(rows))
 
-    free, ruled = (search(decoder, pictures(2), WORD_MAP, max_len=12, rules=own) for own in ([], [no_repeated(n)]))
+    free, ruled = (search(decoder, pictures(2), WORD_MAP, max_len=12, rules=own) for own in ([], [no_repeat_ngram(n)]))
     assert any(repeats(one.words) for one in free) and not any(repeats(one.words) for one in ruled)
     assert any(len({*one.words}) < len(one.words) for one in ruled)
 
 
 def test_the_mean_per_word_prefers_longer_captions():
     decoder = Table({**{word: {END: 1.0} for word in range(WORDS)}, START: {1: 0.4, END: 0.6}, 1: {3: 0.9, END: 0.1}})
-    for rank, words in ((lambda score, length: score, []), (per_word, [1, 3])):
+    for rank, words in ((lambda score, length: score, []), (length_normalised, [1, 3])):
         assert beam_search(decoder, pictures(1), WORD_MAP, 3, rank=rank)[0].words == words
 
 
-def test_a_drawn_search_has_the_parameters_of_a_beam_search():
+def test_sampling_has_the_parameters_of_a_beam_search():
+    """The same seed gives the same captions, and the next batch other ones."""
     decoder = network('attention', 1, 1)
-    one, again, other = ([found.words for found in drawn(temperature(2), seed=seed)(
-        decoder, pictures(6), WORD_MAP, 3, 5)] for seed in (0, 0, 1))
-    assert one == again != other and max(map(len, one)) <= 5
+    searches = [sampling(temperature(2), seed=seed) for seed in (0, 0, 1)]
+    one, again, other = ([[found.words for found in search(decoder, pictures(6), WORD_MAP, 3, 5)] for _ in range(2)]
+                         for search in searches)
+    assert one == again != other and one[0] != one[1] and max(map(len, one[0])) <= 5

@@ -106,8 +106,8 @@ def test_training_learns_these_captions(trained, teacher, dataset, word_map, tmp
 
 @pytest.mark.parametrize('wrong', [dict(captions=[[['a']]] * 24), dict(names=['other'] * 24),
                                    dict(captions=[[['a'] * 99] * 5] * 24)])
-def test_captions_of_another_data_set_are_refused(dataset, word_map, tmp_path, wrong):
+def test_captions_of_another_data_set_are_refused(dataset, tmp_path, wrong):
     path = tmp_path / 'captions.json'
     path.write_text(json.dumps({**dict(names=dataset.names, captions=[[['a']] * 5] * 24), **wrong}))
     with pytest.raises(ValueError, match='captions.json'):
-        dataset.replace_captions(path, word_map)
+        dataset.replace_captions(path)

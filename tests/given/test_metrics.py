@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from lab.decode.metrics import bleu, caption_bleu, choose_captions, in_history, score_names, scores_of
+from lab.decode.metrics import bleu, caption_bleu, choose_captions, in_history, same_caption, score_names, scores_of
 from utils import AverageMeter, atomic_path, topk_accuracy
 
 ORDERS = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4']
@@ -23,6 +23,12 @@ def scores(references, captions):
 
 
 # --- Scores of captions ---
+
+
+def test_one_caption_for_nearly_all_pictures_is_said():
+    dull, own = ['a', 'man'], [['dog', str(i)] for i in range(20)]
+    assert same_caption([dull] * 19 + own[:1]).startswith('19 of 20') and 'a man' in same_caption([dull] * 19 + own[:1])
+    assert same_caption([dull] * 18 + own[:2]) is same_caption(own) is same_caption([dull]) is None
 
 
 def test_published_figures(shared_data):
