@@ -194,8 +194,8 @@ def draw(cfg, pictures):
 
 def resuming(models, machine):
     """A checkpoint of one device goes on on the other, and its next epoch is the one that it would have had at home."""
-    cfg = settings_of(NOTEBOOKS['soft attention'])['cfg'] | dict(data_folder='data/few', dropout=0.0, bf16=False,
-                                                                 cosine=False)
+    cfg = settings_of(NOTEBOOKS['soft attention'])['cfg'] | dict(data_folder='data/few', dropout=0.0, cosine=False)
+    os.environ['ACCELERATE_MIXED_PRECISION'] = 'no'  # read by each training
     draw(cfg, FEW)
     for here, there in ((str(machine.device), 'cpu'), ('cpu', str(machine.device))):
         folder = tempfile.mkdtemp(dir='.')

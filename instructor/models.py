@@ -40,14 +40,12 @@ class Encoder(nn.Module):
     :param encoded_image_size: side of the grid that ``AdaptiveAvgPool2d`` makes;
         None keeps the backbone's native grid (8 x 8 for ResNet-101 at 256 pixels)
     :param weights: 'DEFAULT' for the trained weights, None for random ones, or a file with a state dict
-    :param stride: keep the backbone's stages only up to this stride (16 gives ResNet-101 a 16 x 16 grid);
-        None keeps all of them
-    :raises ValueError: unknown name, weights that cannot be had, or a stride that the backbone lacks
+    :raises ValueError: unknown name, or weights that cannot be had
     """
 
-    def __init__(self, encoder='resnet101', encoded_image_size=14, weights='DEFAULT', stride=None):
+    def __init__(self, encoder='resnet101', encoded_image_size=14, weights='DEFAULT'):
         super().__init__()
-        backbone: Backbone = load_backbone(encoder, weights, stride)
+        backbone: Backbone = load_backbone(encoder, weights)
         self.stages, self.strides = backbone.stages, backbone.strides
         self.encoder_dim, self.input_size = backbone.channels, backbone.input_size
         self.register_buffer('mean', torch.tensor(backbone.mean).view(1, 3, 1, 1), persistent=False)

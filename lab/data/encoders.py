@@ -73,14 +73,13 @@ def shapes_cnn(widths=(16, 32, 64, 128), channels=32):
     return nn.Sequential(*halvings, around, Positions())
 
 
-def load_backbone(encoder, weights='DEFAULT', stride=None):
+def load_backbone(encoder, weights='DEFAULT'):
     """Build a backbone by name.
 
     :param encoder: 'efficientnet_lite0' to 2, 'shapes_cnn', a torchvision model's name, or an ``nn.Module``
     :param weights: 'DEFAULT' for the trained weights, None for random ones, or a file with a state dict
-    :param stride: leave out the stages past this stride; None keeps all
     :return: :class:`Backbone`
-    :raises ValueError: unknown name, weights that cannot be had, no grid, or a stride that it lacks
+    :raises ValueError: unknown name, weights that cannot be had, or no grid
     """
     if isinstance(encoder, nn.Module):
         stages, settings = _as_stages(encoder), {}
@@ -94,12 +93,7 @@ def load_backbone(encoder, weights='DEFAULT', stride=None):
         stages, settings = _as_stages(_torchvision(encoder, weights)), {}
     name = type(encoder).__name__ if isinstance(encoder, nn.Module) else encoder
     strides, channels = _measure(stages, name)
-    if stride is not None:
-        if stride not in strides:
-            raise ValueError(f'encoder {name!r} has no stage of stride {stride}; choose from {sorted(set(strides))}')
-        last = len(strides) - strides[::-1].index(stride)
-        stages, strides, channels = stages[:last], strides[:last], channels[:last]
-    return Backbone(stages, strides, channels[-1], **settings)
+    return Backbone(stages, strides, channels, **settings)
 
 
 def _torchvision(name, weights):
@@ -170,8 +164,8 @@ def _load_state(model, path):
 
 
 def _measure(stages, name, side=128):
-    """Stride and channels after each stage, by a dry run on two black pictures."""
-    strides, channels = [], []
+    """The stride of each stage, and the channels of the last, by a dry run on two black pictures."""
+    strides = []
     try:
         with torch.no_grad():
             x = torch.zeros(2, 3, side, side).contiguous(memory_format=torch.channels_last)  # as models.Encoder has it
@@ -180,8 +174,7 @@ def _measure(stages, name, side=128):
                 if x.dim() != 4 or x.shape[2] != x.shape[3]:
                     raise ValueError(f'its output has shape {tuple(x.shape)}')
                 strides.append(side // x.shape[3])
-                channels.append(x.shape[1])
     except (ValueError, RuntimeError, AssertionError) as error:
         raise ValueError(f'encoder {name!r} gives no grid of features (n, channels, h, w) from {side} x {side} '
                          f'pixels: {error}') from error
-    return strides, channels
+    return strides, x.shape[1]

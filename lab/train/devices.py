@@ -16,19 +16,18 @@ from tqdm import tqdm
 def accelerator_for(cfg):
     """accelerate's ``Accelerator`` for these settings.
 
-    Matrix products are in half precision if the setting ``bf16`` or ``accelerate launch`` says so; where neither does,
-    on a GPU that is made for it.
+    Matrix products are in half precision on a GPU that is made for it, unless accelerate's variable
+    ``ACCELERATE_MIXED_PRECISION`` (no, bf16) says otherwise.
 
     :param cfg: settings of ``solver.check_settings``
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # of a training before in the same notebook
     if cfg['device'].startswith('cuda:'):
         torch.cuda.set_device(cfg['device'])
-    bf16 = cfg['bf16']
-    if bf16 is None and 'ACCELERATE_MIXED_PRECISION' not in os.environ:
-        bf16 = cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
+    bf16 = cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
     return Accelerator(
-        cpu=cfg['device'] == 'cpu', mixed_precision={None: None, True: 'bf16', False: 'no'}[bf16],
+        cpu=cfg['device'] == 'cpu',
+        mixed_precision=os.environ.get('ACCELERATE_MIXED_PRECISION', 'bf16' if bf16 else 'no'),
         gradient_accumulation_steps=cfg['accumulate'], dataloader_config=DataLoaderConfiguration(split_batches=True),
         # one process may be encoding COCO while the others wait
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))])

@@ -197,7 +197,7 @@ def build_model(cfg, word_map, encoder=None):
     :raises ValueError: ``cfg['decoder']`` cannot be found, or as of ``models.Encoder``
     """
     encoder = Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'],
-                      cfg['encoder_weights'], cfg['encoder_stride'])
+                      cfg['encoder_weights'])
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
     if files := edited(cfg.get('decoder')):
         print(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "

@@ -21,7 +21,6 @@ class Settings:
     attention: bool = True              # DecoderWithAttention, or DecoderWithRNN
     encoder: str | None = 'resnet101'   # backbone, see lab/data/encoders.py
     encoder_weights: str | None = 'DEFAULT'  # trained weights, None for random ones, or a file
-    encoder_stride: int | None = None   # cut the backbone at this stride
     encoded_image_size: int | None = 14  # pool the grid to 14 x 14; None keeps the native one
     embed_dim: int = 512                # length of a word vector
     attention_dim: int = 512            # length of the vectors that attention compares
@@ -55,7 +54,6 @@ class Settings:
     label_smoothing: float = 0.0        # probability that a target spreads over all words (Szegedy et al. 2016)
     teacher_forcing: PerEpoch = 1.0     # probability of feeding the true word; (1.0, 0.7) falls over the epochs
     flip: bool = False                  # mirror pictures in every other epoch, unless a caption says left or right
-    bf16: bool | None = None            # matrix products in half precision; None: on a GPU that is made for it
     accumulate: int = 1                 # compute a step's gradient in so many parts, if memory is short
     self_critical: str | None = None    # second phase on CIDEr-D, with the baseline 'greedy' or 'mean'
 

@@ -74,18 +74,21 @@ def tiny_data(tmp_path_factory):
     return dict(data_folder=str(folder), data_name=summary['data_name'])
 
 
-SMALL = dict(encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10, dropout=0.3,
-             epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu')
+@pytest.fixture(scope='session')
+def small():
+    """Settings of a training that takes a second or two."""
+    return dict(encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10, dropout=0.3,
+                epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu')
 
 
 @pytest.fixture
-def tiny_cfg(tiny_data, tmp_path):
-    """Settings of a training that takes a second or two."""
-    return dict(**tiny_data, **SMALL, output_folder=str(tmp_path / 'runs'))
+def tiny_cfg(tiny_data, small, tmp_path):
+    """The same on the prepared set."""
+    return dict(**tiny_data, **small, output_folder=str(tmp_path / 'runs'))
 
 
 @pytest.fixture(scope='session')
-def trained(tiny_data, tmp_path_factory):
+def trained(tiny_data, small, tmp_path_factory):
     """``trained(attention)``: settings and history of such a training, done once. Its files are to be left as they are.
 
     In ``epochs`` beside its output folder are the checkpoints of each epoch, 1.pth.tar and so on.
@@ -93,7 +96,7 @@ def trained(tiny_data, tmp_path_factory):
     @functools.cache
     def run(attention):
         folder = tmp_path_factory.mktemp('trained')
-        cfg = {**tiny_data, **SMALL, 'attention': attention, 'epochs': 4, 'output_folder': str(folder / 'runs')}
+        cfg = {**tiny_data, **small, 'attention': attention, 'epochs': 4, 'output_folder': str(folder / 'runs')}
         (folder / 'epochs').mkdir()
 
         def save(run):

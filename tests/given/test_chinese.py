@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
 
 from create_input_files import create_input_files
 from datasets import CaptionDataset
@@ -94,9 +93,9 @@ def both(chinese):
 
 
 @pytest.fixture(scope='module')
-def bilingual(both, tmp_path_factory):
+def bilingual(both, small, tmp_path_factory):
     """Settings and history of a training."""
-    cfg = {**SMALL, **both, 'attention': True, 'batch_size': 8, 'decoder_lr': 2e-2, 'epochs': 12,
+    cfg = {**small, **both, 'attention': True, 'batch_size': 8, 'decoder_lr': 2e-2, 'epochs': 12,
            'output_folder': str(tmp_path_factory.mktemp('bilingual'))}
     return cfg, train(cfg)
 

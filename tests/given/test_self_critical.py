@@ -94,7 +94,7 @@ def test_the_score_rises(trained, tmp_path):
     assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
 
 
-@pytest.mark.parametrize('changes', [dict(fine_tune_encoder=True, encoder_lr=1e-3, accumulate=2), dict(bf16=True),
+@pytest.mark.parametrize('changes', [dict(fine_tune_encoder=True, encoder_lr=1e-3, accumulate=2),
                                      dict(flip=True, epochs=2)], ids=str)
 def test_every_way_to_train(trained, tmp_path, changes):
     cfg, _ = trained(False)
