@@ -1,7 +1,7 @@
 """METEOR, ROUGE-L and CIDEr of the COCO caption evaluation, by pycocoevalcap, and the files that its scorers read.
 
-They need ``pip install ".[metrics]"``, and METEOR needs Java. A metric that is not there is left out, with a message.
-For SPICE, give the files of :func:`write_coco_files` to pycocoevalcap's ``COCOEvalCap``.
+They need ``pip install ".[metrics]"``, and METEOR needs Java. A metric that is not there is left out, with a message,
+and so is METEOR for Chinese. For SPICE, give the files of :func:`write_coco_files` to pycocoevalcap's ``COCOEvalCap``.
 """
 
 import json
@@ -34,12 +34,15 @@ def coco_scores(references, captions, log=print):
         return {}
     gts = {i: [_text(words) for words in each] for i, each in enumerate(references)}
     res = {i: [_text(words)] for i, words in enumerate(captions)}
-    scores = {'ROUGE-L': Rouge().compute_score(gts, res)[0], 'CIDEr': Cider().compute_score(gts, res)[0]}
+    scores = {'ROUGE-L': float(Rouge().compute_score(gts, res)[0]), 'CIDEr': float(Cider().compute_score(gts, res)[0])}
+    if re.search('[\u4e00-\u9fff]', ''.join(text for text, in res.values())):
+        log('METEOR is left out for Chinese: its word stems, synonyms and paraphrases are English')
+        return scores
     try:
         scores['METEOR'] = _meteor(gts, res)
     except (OSError, RuntimeError, ValueError) as error:  # there is no Java, or it fails in one of many ways
         log(f'METEOR is left out, which needs Java: {error}')
-    return {name: float(scores[name]) for name in NAMES if name in scores}
+    return {name: scores[name] for name in NAMES if name in scores}
 
 
 def _text(words):

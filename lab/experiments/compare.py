@@ -211,9 +211,12 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         path = paths[own.language]
         result = evaluate(own, split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
         references = [c['references'] for c in result['captions']]
-        for i, (row, captions) in enumerate(zip(result['scores'], result['captions_per_beam'], strict=True)):
-            scores = coco_scores(references, captions, log=print if i == 0 else lambda _: None)  # a missing metric once
+        left_out = set()
+        for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True):
+            scores = coco_scores(references, captions, log=left_out.add)
             row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
+        for message in left_out:
+            print(message)
         write_coco_files(path.with_name(f'{path.stem}_results.json'), result['captions'],
                          folder / f'{split.lower()}_annotations{endings[own.language]}.json')
         save_result(result | dict(provenance=provenance, history=history), path)

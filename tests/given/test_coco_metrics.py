@@ -63,6 +63,13 @@ def test_what_is_missing_is_left_out_with_a_message(tmp_path, monkeypatch, missi
         assert missing == 'Java' or 'Unable to locate a Java Runtime' in message
 
 
+def test_chinese_has_no_meteor():
+    pytest.importorskip('pycocoevalcap')
+    caption, messages = ['一个', '红色', '的', '圆形'], []
+    scores = coco_scores([[caption]] * 2, [caption[:3]] * 2, log=messages.append)
+    assert list(scores) == ['ROUGE-L', 'CIDEr'] and 'METEOR' in messages[0]
+
+
 @pytest.mark.parametrize(('names', 'ids'), [
     (['val2014/COCO_val2014_000000391895.jpg', 'COCO_val2014_000000060623.jpg'], [391895, 60623]),
     (['123_a4.jpg', '77_b4.jpg'], [0, 1]), (['a.jpg', '3.png'], [0, 1]), (['10/a_7', '10/b_8'], [7, 8])])
