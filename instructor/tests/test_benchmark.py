@@ -80,6 +80,7 @@ def test_table(monkeypatch, tmp_path, capsys, part):
         assert not row['usual'] or f"**{row['ours'] / row['usual']:.1f}**" in line and row['ours_mb'] >= 0
 
 
+@pytest.mark.slow
 def test_of_the_size_of_coco(tmp_path):
     """The whole way of a training, at other sizes; nothing but the table is left."""
     given = ['--words=40', '--encoder=resnet18', '--epochs=1', '--batch-size=50', f'--output-folder={tmp_path / "out"}',
@@ -95,6 +96,7 @@ def test_of_the_size_of_coco(tmp_path):
     assert '--pictures' in run_module('benchmarks.coco', '--pictures=1000000000', *given, code=2)  # no space for them
 
 
+@pytest.mark.slow
 def test_check_of_a_gpu_runs_every_section(tmp_path):
     printed = run_module('benchmarks.gpu', '--small', '--device=cpu', f'--output={tmp_path / "gpu.md"}')
     assert (tmp_path / 'gpu.md').read_text() in printed

@@ -47,7 +47,9 @@ def is_named(mistake, own):
 
 
 # all checks and those of other TODOs: of one mistake of each TODO every day
-@pytest.mark.parametrize(('mistake', 'every'), [(mistake, False) for mistake in MISTAKES] + [
+@pytest.mark.parametrize(('mistake', 'every'), [
+    pytest.param(mistake, False, marks=[pytest.mark.slow] * (mistake.name == 'pixel by pixel')) for mistake in MISTAKES
+] + [
     pytest.param(mistake, True, marks=[pytest.mark.slow] * (mistake not in FIRST)) for mistake in MISTAKES], **name_of)
 def test_mistake_is_caught_and_named_by_its_todo_alone(mistake, every, tmp_path):
     source = mistake.source()

@@ -86,6 +86,7 @@ def test_the_checks_and_the_faster_form_know_the_new_name(recipe, tmp_path):
     run_module('pytest', '-q', 'instructor/tests/test_fast.py', '-k', 'sped_up and tutorial', cwd=recipe[0])
 
 
+@pytest.mark.slow  # each begins anew
 @pytest.mark.parametrize(('old', 'new', 'message'), [
     (rf'\b{OLD}\b', NEW, f'there is no {OLD}'),
     (rf'torch.sigmoid\(self.{OLD}', f'torch.tanh(self.{OLD}', 'fails its own test tests/given/test_papers.py::')])

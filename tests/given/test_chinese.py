@@ -68,7 +68,8 @@ def test_from_the_files_to_a_caption(chinese, tiny_cfg, tmp_path, capsys):
         if cell['cell_type'] == 'code':  # here: a kernel takes ten seconds to start
             exec(''.join(cell['source']).replace('%matplotlib inline', ''), names)
             if 'parameters' in cell['metadata'].get('tags', []):
-                names.update(run_folder=tiny_cfg['output_folder'], decoders=['Attention'], pictures=[0])
+                names.update(run_folder=tiny_cfg['output_folder'], decoders=['Attention'], pictures=[0],
+                             samples=1, scales=['word'])
     shown = names['captions']['Attention']
     assert shown.startswith('一个') and ' ' not in shown and shown in capsys.readouterr().out
 
