@@ -25,12 +25,9 @@ class CiderD:
     """Scores captions against the references of one set of images.
 
     :param references: per image a list of reference captions, each a list of words
-    :raises ValueError: no images, or an image without references
     """
 
     def __init__(self, references):
-        if not references or not all(references):
-            raise ValueError('CIDEr-D needs at least one reference caption for each image')
         self.log_images = math.log(len(references))
         self.images_with = Counter(g for those in references for g in {g for words in those for n in ORDERS
                                                                        for g in ngrams(words, n)})

@@ -41,13 +41,11 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     :param samples: how many captions are sampled in addition
     :param temperature: of the sampling, see ``rules.temperature``
     :return: mean CIDEr-D of the teacher's captions in the file
-    :raises ValueError: the checkpoints cannot caption together, or ``people`` is as many as there are
+    :raises ValueError: the checkpoints cannot caption together
     """
     model = load_ensemble(teachers, device)
     dataset = caption_dataset(model, 'TRAIN')
     k = dataset.cpi // len(dataset.languages)
-    if not 0 <= people < k:
-        raise ValueError(f'people is {people}; it must be from 0 to {k - 1}, one less than the captions of a picture')
     max_len = dataset.captions.shape[1] - 2
     scorers = scorers_of(dataset)
     torch.manual_seed(seed)

@@ -86,13 +86,6 @@ def test_the_same_seed_gives_the_same_captions(teacher, dataset, similarity, tmp
         assert scores == sorted(scores)
 
 
-@pytest.mark.parametrize('people', [-1, 5])
-def test_too_many_captions_of_people(teacher, tmp_path, people):
-    with pytest.raises(ValueError, match=f'people is {people}'):
-        distill(tmp_path / 'captions.json', [teacher], people=people)
-    assert not (tmp_path / 'captions.json').exists()
-
-
 def test_training_learns_these_captions(trained, teacher, dataset, word_map, tmp_path):
     """All captions alike: the decoder soon says nothing else."""
     path, caption = tmp_path / 'captions.json', [word for word in word_map if word not in SPECIAL_TOKENS][:4]
