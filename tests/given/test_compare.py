@@ -237,7 +237,7 @@ def test_every_run_of_the_notebook_is_accepted(tiny_data, tmp_path, no_training)
     ({'a': {}, 'b': dict(start_from='c'), 'c': dict(start_from='b')}, "'b': .*'c'"),
     ({'a': dict(start_from='a')}, "'a': .*'a'"),
     *[({'a': {}, 'b': own}, f"'b': .*{message}") for own, message in (
-        (dict(decoder='lab.more.captionnet.Nope'), 'class Nope'), (dict(self_critical='mean'), 'self_critical'),
+        (dict(decoder='lab.more.nope.Nope'), 'nope.py'), (dict(self_critical='mean'), 'self_critical'),
         (dict(teacher_forcing=0.5), 'teacher_forcing'), (dict(encoder='resnet7'), 'resnet7'),
         (dict(seed=7), 'seed'), (dict(batchsize=3), 'batchsize.*batch_size'))],
     ({'a': {}, 'b': dict(data_name='nothing')}, 'TEST_IMAGES_nothing.hdf5'),
