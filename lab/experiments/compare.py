@@ -8,6 +8,7 @@ A comparison that was stopped is resumed. A finished run is trained again only i
 """
 
 import json
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -211,12 +212,10 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         path = paths[own.language]
         result = evaluate(own, split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
         references = [c['references'] for c in result['captions']]
-        left_out = set()
+        print_once = cache(print)  # what is missing is missing for all beam sizes
         for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True):
-            scores = coco_scores(references, captions, log=left_out.add)
+            scores = coco_scores(references, captions, log=print_once)
             row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
-        for message in left_out:
-            print(message)
         write_coco_files(path.with_name(f'{path.stem}_results.json'), result['captions'],
                          folder / f'{split.lower()}_annotations{endings[own.language]}.json')
         save_result(result | dict(provenance=provenance, history=history), path)
