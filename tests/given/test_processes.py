@@ -178,6 +178,9 @@ def test_train_go_on_and_evaluate_from_the_command_line(equal_cfg, tmp_path):
     del result['scores'][0]['seconds'], expected['scores'][0]['seconds']
     assert result['scores'] == [pytest.approx(expected['scores'][0])]
 
+    second = {**folder_of(cfg, 'second'), 'start_from': str(best), 'self_critical': 'greedy', 'epochs': 1}
+    assert launch_training('accelerate', second)[0]['train_loss'] < 0
+
 
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules')
 @pytest.mark.parametrize(('words', 'hint'), [

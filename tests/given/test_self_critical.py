@@ -94,10 +94,12 @@ def test_the_score_rises(trained, tmp_path):
     assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
 
 
-@pytest.mark.parametrize('changes', [dict(fine_tune_encoder=True, encoder_lr=1e-3, accumulate=2),
-                                     dict(flip=True, epochs=2)], ids=str)
-def test_every_way_to_train(trained, tmp_path, changes):
+@pytest.mark.parametrize(('changes', 'precision'), [
+    (dict(fine_tune_encoder=True, encoder_lr=1e-3, accumulate=2), 'no'), ({}, 'bf16'),
+    (dict(flip=True, epochs=2), 'no')], ids=str)
+def test_every_way_to_train(trained, tmp_path, monkeypatch, changes, precision):
     cfg, _ = trained(False)
+    monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', precision)
     start = str(checkpoint_paths({**DEFAULTS, **cfg})[1])
     second = {**cfg, 'start_from': start, 'self_critical': 'greedy', 'epochs': 1, 'output_folder': str(tmp_path)}
     history = train({**second, **changes})

@@ -502,6 +502,7 @@ def test_resume_refuses_what_does_not_fit(trained, tiny_data, tmp_path):
 # --- A decoder of one's own ---
 
 OWN_DECODER = '''
+from torch import nn
 from models import DecoderWithAttention, DecoderWithRNN
 
 class Mine(DecoderWithAttention):
@@ -525,6 +526,12 @@ class Stuck(DecoderWithAttention):
 class Blind(DecoderWithAttention):
     def forward(self, *arguments):
         return super().forward(*arguments)[:3]
+
+class Silent(nn.Module):
+    """Has neither start nor step."""
+    def __init__(self, **sizes):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
 '''
 
 
@@ -553,6 +560,7 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, optio
 @pytest.mark.parametrize(('decoder', 'error', 'hint'), [
     ('Mine', ValueError, 'my_decoder.MyDecoder'), ('os.path', ValueError, 'os.py'),
     ('../my_decoder.Mine', ValueError, 'no file'), ('my_decoder.Other', AttributeError, 'Other'),
+    ('my_decoder.Silent', AttributeError, 'start'),
     ('my_decoder.Blind', ValueError, '3 things.*alphas'), ('my_decoder.Stuck', LookupError, 'a mistake in step')])
 def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, tiny_cfg, decoder, error, hint):
     with pytest.raises(error, match=hint):
