@@ -1,19 +1,16 @@
-"""METEOR, ROUGE-L and CIDEr of the COCO caption evaluation, by pycocoevalcap, and the files that its scorers read.
+"""METEOR, ROUGE-L and CIDEr of the COCO caption evaluation, by pycocoevalcap.
 
 They need ``pip install ".[metrics]"``, and METEOR needs Java. A metric that is not there is left out, with a message,
-and so is METEOR for Chinese. For SPICE, give the files of :func:`write_coco_files` to pycocoevalcap's ``COCOEvalCap``.
+and so is METEOR for Chinese.
 """
 
-import json
 import os
 import re
 import subprocess
 import tempfile
 import textwrap
 from importlib.util import find_spec
-from pathlib import Path, PurePath
-
-from utils import atomic_path
+from pathlib import Path
 
 NAMES = ('METEOR', 'ROUGE-L', 'CIDEr')
 
@@ -46,7 +43,7 @@ def coco_scores(references, captions, log=print):
 
 
 def _text(words):
-    """A caption as the scorers and files take it: one line, one blank between words, whatever a word holds."""
+    """A caption as the scorers take it: one line, one blank between words, whatever a word holds."""
     return ' '.join(' '.join(words).split())
 
 
@@ -71,31 +68,3 @@ def _meteor(gts, res):
         said = ' '.join(line for line in (done.stderr + done.stdout).splitlines() if not line.startswith('\tat '))
         raise RuntimeError(f'Java ended with {done.returncode}: {textwrap.shorten(said, 300)}')
     return float(done.stdout)
-
-
-def image_ids(names):
-    """COCO's image ids: the last number in each file name if these are all different, else 0, 1, 2, ..."""
-    numbers = [re.findall(r'\d+', PurePath(name).stem) for name in names]
-    ids = [int(of_name[-1]) for of_name in numbers if of_name]
-    return ids if len(set(ids)) == len(names) else list(range(len(names)))
-
-
-def write_coco_files(results_path, captions, annotations_path):
-    """Write captions in COCO's results format, and references in COCO's annotation format.
-
-    The COCO server and ``pycocoevalcap`` read them: ``COCO(annotations_path).loadRes(results_path)``.
-
-    :param captions: dicts of :func:`evaluate.caption_split`, with name, caption, references
-    """
-    ids = image_ids([caption['name'] for caption in captions])
-    annotations = dict(info={}, licenses=[], type='captions', images=[], annotations=[])
-    for number, caption in zip(ids, captions, strict=True):
-        annotations['images'].append(dict(id=number, file_name=caption['name']))
-        for words in caption['references']:
-            annotations['annotations'].append(
-                dict(id=len(annotations['annotations']), image_id=number, caption=_text(words)))
-    results = [dict(image_id=number, caption=_text(caption['caption']))
-               for number, caption in zip(ids, captions, strict=True)]
-    for path, content in ((results_path, results), (annotations_path, annotations)):
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(content))

@@ -16,7 +16,7 @@ import torch
 
 from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import languages_of, load_word_map
-from lab.decode.coco_metrics import coco_scores, write_coco_files
+from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes, save_result
 from lab.decode.metrics import score_names
 from lab.experiments import distillation
@@ -200,9 +200,10 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                       checkpoints=[file_digest(path) for path in checkpoints])
-    endings = {language: f'_{language}' if language else ''
-               for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name']))}
-    paths = {language: folder / f'{split.lower()}_{name}{ending}.json' for language, ending in endings.items()}
+    paths = {}
+    for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name'])):
+        ending = f'_{language}' if language else ''
+        paths[language] = folder / f'{split.lower()}_{name}{ending}.json'
     results = {language: read_json(path, AGAIN) for language, path in paths.items() if path.exists()}
     if results.keys() == paths.keys() and all(result.get('provenance') == provenance for result in results.values()):
         return results
@@ -216,8 +217,6 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True):
             scores = coco_scores(references, captions, log=print_once)
             row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
-        write_coco_files(path.with_name(f'{path.stem}_results.json'), result['captions'],
-                         folder / f'{split.lower()}_annotations{endings[own.language]}.json')
         save_result(result | dict(provenance=provenance, history=history), path)
     return {language: read_json(path, AGAIN) for language, path in paths.items()}
 

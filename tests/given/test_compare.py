@@ -114,7 +114,6 @@ def test_every_run_is_trained_and_tested(compared):
                 assert len(captions) == 6 and {name: row[name] for name in scores} == scores
     histories = [seed['history'] for result in results for seed in result['seeds']]
     assert len(histories) == 9 and all(history not in histories[:i] for i, history in enumerate(histories))
-    assert (folder / 'both/test_Ensemble_results.json').exists()  # for pycocoevalcap
 
 
 def test_the_best_weights_of_each_seed_are_tested_and_go_on(compared):
