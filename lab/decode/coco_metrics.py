@@ -1,4 +1,4 @@
-"""METEOR, ROUGE-L and CIDEr of the COCO caption evaluation, by pycocoevalcap.
+"""METEOR and ROUGE-L of the COCO caption evaluation, by pycocoevalcap.
 
 They need ``pip install ".[metrics]"``, and METEOR needs Java. A metric that is not there is left out, with a message,
 and so is METEOR for Chinese.
@@ -8,11 +8,8 @@ import os
 import re
 import subprocess
 import tempfile
-import textwrap
 from importlib.util import find_spec
 from pathlib import Path
-
-NAMES = ('METEOR', 'ROUGE-L', 'CIDEr')
 
 
 def coco_scores(references, captions, log=print):
@@ -21,17 +18,16 @@ def coco_scores(references, captions, log=print):
     :param references: per image a list of reference captions, each a list of words
     :param captions: per image a list of words
     :param log: gets a message for each metric that is left out
-    :return: dict name -> score, 0 to 1 (CIDEr, which is CIDEr-D: 0 to 10), in the order of ``NAMES``
+    :return: dict name -> score, 0 to 1
     """
     try:
-        from pycocoevalcap.cider.cider import Cider
         from pycocoevalcap.rouge.rouge import Rouge
     except ImportError:
-        log('METEOR, ROUGE-L and CIDEr are left out: they come with pip install ".[metrics]"')
+        log('METEOR and ROUGE-L are left out: they come with pip install ".[metrics]"')
         return {}
     gts = {i: [_text(words) for words in each] for i, each in enumerate(references)}
     res = {i: [_text(words)] for i, words in enumerate(captions)}
-    scores = {'ROUGE-L': float(Rouge().compute_score(gts, res)[0]), 'CIDEr': float(Cider().compute_score(gts, res)[0])}
+    scores = {'ROUGE-L': float(Rouge().compute_score(gts, res)[0])}
     if re.search('[\u4e00-\u9fff]', ''.join(text for text, in res.values())):
         log('METEOR is left out for Chinese: its word stems, synonyms and paraphrases are English')
         return scores
@@ -39,7 +35,7 @@ def coco_scores(references, captions, log=print):
         scores['METEOR'] = _meteor(gts, res)
     except (OSError, RuntimeError, ValueError) as error:  # there is no Java, or it fails in one of many ways
         log(f'METEOR is left out, which needs Java: {error}')
-    return {name: scores[name] for name in NAMES if name in scores}
+    return scores
 
 
 def _text(words):
@@ -65,6 +61,5 @@ def _meteor(gts, res):
             cwd=Path(find_spec('pycocoevalcap').submodule_search_locations[0], 'meteor'),
             env={**os.environ, 'LC_ALL': 'C.UTF-8'}, capture_output=True, encoding='utf-8', errors='replace')
     if done.returncode:
-        said = ' '.join(line for line in (done.stderr + done.stdout).splitlines() if not line.startswith('\tat '))
-        raise RuntimeError(f'Java ended with {done.returncode}: {textwrap.shorten(said, 300)}')
+        raise RuntimeError(f'Java ended with {done.returncode}: {done.stderr[:300]}')
     return float(done.stdout)

@@ -32,7 +32,6 @@ from utils import atomic_path, best_epoch, markdown_table, read_json, sentence
 # Fingerprints stand for the data and the files. The folder and the device change no result.
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device')
 AGAIN = 'delete it and run the comparison again'
-COCO_METRICS = ('METEOR', 'ROUGE-L')  # of coco_metrics.py, beside BLEU and CIDEr-D
 
 
 def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5)):
@@ -215,8 +214,7 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         references = [c['references'] for c in result['captions']]
         print_once = cache(print)  # what is missing is missing for all beam sizes
         for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True):
-            scores = coco_scores(references, captions, log=print_once)
-            row.update({metric: scores[metric] for metric in COCO_METRICS if metric in scores})
+            row.update(coco_scores(references, captions, log=print_once))
         save_result(result | dict(provenance=provenance, history=history), path)
     return {language: read_json(path, AGAIN) for language, path in paths.items()}
 

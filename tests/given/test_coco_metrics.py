@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from programs import needs
 
-from lab.decode.cider import cider_d
-from lab.decode.coco_metrics import NAMES, coco_scores
+from lab.decode.coco_metrics import coco_scores
 
 REFERENCES = [['a red star and a moon'.split(), 'one star'.split()], ['two blue moons'.split()],
               ['a green square left of a star'.split()] * 3]
@@ -35,13 +34,12 @@ def test_published_figures(shared_data, meteor, tmp_path, monkeypatch):
     else:
         monkeypatch.setenv('PATH', '')
     scores = coco_scores([list(pair) for pair in zip(first, second, strict=True)], captions)
-    assert list(scores) == [name for name in NAMES if name != 'METEOR' or meteor]
+    assert set(scores) == ({'ROUGE-L', 'METEOR'} if meteor else {'ROUGE-L'})
     assert scores == pytest.approx({name: expected[name] for name in scores}, abs=1e-6)
 
 
 @pytest.mark.parametrize('missing', ['Java', 'a Java that works', 'pycocoevalcap'])
 def test_what_is_missing_is_left_out_with_a_message(tmp_path, monkeypatch, missing):
-    """What is left agrees with the CIDEr of training."""
     if missing == 'pycocoevalcap':
         monkeypatch.setitem(sys.modules, 'pycocoevalcap.rouge.rouge', None)
     else:
@@ -58,8 +56,7 @@ def test_what_is_missing_is_left_out_with_a_message(tmp_path, monkeypatch, missi
     if missing == 'pycocoevalcap':
         assert scores == {} and '.[metrics]' in message
     else:
-        assert list(scores) == ['ROUGE-L', 'CIDEr'] and 'METEOR' in message
-        assert scores['CIDEr'] == pytest.approx(cider_d(REFERENCES, CAPTIONS)['CIDEr-D'])
+        assert list(scores) == ['ROUGE-L'] and 'METEOR' in message
         assert missing == 'Java' or 'Unable to locate a Java Runtime' in message
 
 
@@ -67,4 +64,4 @@ def test_chinese_has_no_meteor():
     pytest.importorskip('pycocoevalcap')
     caption, messages = ['一个', '红色', '的', '圆形'], []
     scores = coco_scores([[caption]] * 2, [caption[:3]] * 2, log=messages.append)
-    assert list(scores) == ['ROUGE-L', 'CIDEr'] and 'METEOR' in messages[0]
+    assert list(scores) == ['ROUGE-L'] and 'METEOR' in messages[0]
