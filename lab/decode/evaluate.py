@@ -1,38 +1,29 @@
-"""Captions by beam search: for a test set with its scores, or for one picture with its attention maps.
+"""Captions by beam search: for a test set with its scores, or for one picture with its attention maps."""
 
-``python -m lab.decode.evaluate runs/shapes Attention`` writes the same ``test_Attention.json`` as ``test.ipynb``.
-``torchrun --nproc_per_node 4 -m lab.decode.evaluate ...`` shares the pictures among four processes.
-"""
-
-import argparse
 import json
 import operator
 import os
 import re
-import sys
 import time
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
 
 from datasets import CaptionDataset
 from lab.data.images import load_image
 from lab.decode.beam_search import beam_search
-from lab.decode.metrics import score_names, scores_of
+from lab.decode.metrics import scores_of
 from lab.train.batches import loader, pictures_of
-from lab.train.checkpoints import file_digest, load_models
-from lab.train.devices import log, own_device, progress_bar
+from lab.train.checkpoints import file_digest
+from lab.train.devices import progress_bar
 from lab.train.features import caption_dataset
-from lab.train.model import decoder_name
-from utils import atomic_path, best_epoch, evaluating, read_json
+from utils import atomic_path, best_epoch, evaluating
 
 
 def caption_split(model, split='TEST', beam_size=3, search=beam_search, data_folder=None, data_name=None, **options):
-    """Caption each image of a split once; several processes share the images.
+    """Caption each image of a split once.
 
     :param model: ``model.CaptionModel``, see ``checkpoints.load_model``
     :param split: 'TEST' or 'VAL'
@@ -49,13 +40,11 @@ def caption_split(model, split='TEST', beam_size=3, search=beam_search, data_fol
 
 def _captions(model, dataset, beam_size, search, batch_size=32, max_len=50):
     """:func:`caption_split` of a ``CaptionDataset``."""
-    state, own = PartialState(), []
-    images = loader(dataset, pictures_of(dataset)[state.process_index::state.num_processes, :1], batch_size)
+    images, found = loader(dataset, pictures_of(dataset)[:, :1], batch_size), []
     for batch in progress_bar(images, unit='batch', desc=f'{model.name}, beam {beam_size}'):
-        own += _search(model, batch.images, beam_size, search, max_len)[0]
-    parts = gather_object([own])  # image i is in part i % count
-    return [{'name': name, **parts[i % len(parts)][i // len(parts)], 'references': references}
-            for i, (name, references) in enumerate(zip(dataset.names, dataset.references, strict=True))]
+        found += _search(model, batch.images, beam_size, search, max_len)[0]
+    return [{'name': name, **caption, 'references': references}
+            for name, caption, references in zip(dataset.names, found, dataset.references, strict=True)]
 
 
 @torch.no_grad()
@@ -188,32 +177,3 @@ def gate_per_word(model, encoder_out, caption):
             latest = torch.tensor([word_map[word]], device=encoder_out.device)
             _, state, _ = model.decoder.step(latest, state, memory)
     return betas if len(betas) == len(caption) else None
-
-
-def main():
-    parser = argparse.ArgumentParser(description='BLEU-1 to 4 and CIDEr-D of trained decoders on a test split.')
-    parser.add_argument('run_folder', type=Path, help='output_folder of the training')
-    parser.add_argument('decoders', nargs='+', help='NoAttention, Attention, or the class of a decoder of your own')
-    parser.add_argument('--split', default='TEST', choices=['TEST', 'VAL'])
-    parser.add_argument('--beam-sizes', nargs='+', type=int, default=[1, 3, 5], metavar='N')
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    args = parser.parse_args()
-    state = PartialState(cpu=args.device == 'cpu')
-    for name, model in load_models(args.run_folder, args.decoders, own_device(args.device)).items():
-        path = args.run_folder / f'history_{decoder_name(model.settings)}.json'
-        history = read_json(path, 'delete it, or train this decoder again') if path.exists() else None
-        result = evaluate(model, args.split, args.beam_sizes, history=history)
-        for row in result['scores']:
-            scores = ', '.join(f'{score} {row[score]:.3f}' for score in score_names([row]))
-            log(f"{name}, beam {row['beam_size']}: {scores}  ({row['seconds']:.1f} s)")
-        if state.is_main_process:
-            save_result(result, args.run_folder / f'{args.split.lower()}_{name}.json')
-
-
-if __name__ == '__main__':
-    try:
-        main()
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f'{error}')
-    finally:
-        PartialState().destroy_process_group()
