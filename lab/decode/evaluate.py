@@ -1,14 +1,12 @@
 """Captions by beam search: for a test set with its scores, or for one picture with its attention maps."""
 
 import json
-import operator
 import os
 import re
 import time
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import torch
 
 from datasets import CaptionDataset
@@ -59,23 +57,12 @@ def _search(model, images, beam_size, search, max_len):
     return captions, encoder_out
 
 
-def list_of_beam_sizes(beam_sizes):
-    """A list, tuple, range or array of whole numbers of at least 1, or one such number, as a list of int.
-
-    :raises ValueError: something else
-    """
-    sizes = np.atleast_1d(beam_sizes).tolist()
-    if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
-        raise ValueError(f'beam_sizes is {beam_sizes!r}; it must be a list of whole numbers of at least 1: [1, 3, 5]')
-    return sizes
-
-
 def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None,
              search=beam_search, **options):
     """All scores of ``metrics.METRICS`` on a split, for several beam sizes.
 
     :param model: ``model.CaptionModel``
-    :param beam_sizes: as for :func:`list_of_beam_sizes`
+    :param beam_sizes: captions kept per image during search, a list of whole numbers of at least 1
     :param history: of the whole training, for best_epoch, epochs and train_seconds; the history in a best checkpoint
         ends at the best epoch
     :param data_folder, data_name, search, options: as for :func:`caption_split`
@@ -84,9 +71,7 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         search), reference_words (the mean length of people's captions),
         captions_per_beam (in the order of scores, words only),
         captions (of the middle beam size, see :func:`caption_split`), captions_beam_size
-    :raises ValueError: ``beam_sizes`` of another kind
     """
-    beam_sizes = list_of_beam_sizes(beam_sizes)
     # this also encodes the split, so that the seconds below are those of the search
     dataset = caption_dataset(model, split, data_folder, data_name)
     searches, scores = [], []
@@ -115,13 +100,13 @@ def save_result(result, path):
         temporary.write_text(json.dumps({**result, 'captions': captions}, indent=1))
 
 
-def find_picture(model, picture, split='TEST'):
-    """One picture of a split, or a file.
+def find_picture(model, picture):
+    """One picture of the test split, or a file.
 
     :param picture: its number in the split, from 0; or the path of a file
     :return: its name for files of results, and uint8 pixels (3, 256, 256). The name is 'test0' for a number; for a file
         its own with six digits of its SHA-256, 'dog-3fa2b1': two files may be called dog.jpg
-    :raises ValueError: the split has no such number, or this is neither number nor path
+    :raises IndexError: the split has no such number
     :raises images.ImageFileError: the file is not a readable picture
     """
     if isinstance(picture, (str, os.PathLike)):
@@ -129,16 +114,8 @@ def find_picture(model, picture, split='TEST'):
         pixels = torch.from_numpy(load_image(path))
         stem = re.sub(r'\W', '_', path.stem)[:40]
         return f'{stem}-{file_digest(path)[:6]}', pixels
-    try:
-        number = operator.index(picture)
-    except TypeError:
-        raise ValueError(f'pictures holds {picture!r}; it must hold numbers of pictures in the {split.lower()} split, '
-                         'from 0, or paths of files') from None
-    dataset = CaptionDataset(model.settings['data_folder'], model.settings['data_name'], split)
-    if not 0 <= number < len(dataset.names):
-        raise ValueError(f'there is no picture {number}: the {split.lower()} split has {len(dataset.names)}, '
-                         f'0 to {len(dataset.names) - 1}')
-    return f'{split.lower()}{number}', dataset.image(number)
+    dataset = CaptionDataset(model.settings['data_folder'], model.settings['data_name'], 'TEST')
+    return f'test{picture}', dataset.image(picture)
 
 
 def caption_image(model, image, beam_size=3, max_len=50, search=beam_search):

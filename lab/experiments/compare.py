@@ -17,7 +17,7 @@ import torch
 from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import languages_of, load_word_map
 from lab.decode.coco_metrics import coco_scores
-from lab.decode.evaluate import caption_image, evaluate, list_of_beam_sizes, save_result
+from lab.decode.evaluate import caption_image, evaluate, save_result
 from lab.decode.metrics import score_names
 from lab.experiments import distillation
 from lab.more.ensembles import load_ensemble
@@ -52,7 +52,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     :raises ValueError: wrong settings or an unknown run, before any training
     :raises NotImplementedError: a decoder's TODO is still open, before any training
     """
-    folder, beam_sizes = Path(output_folder).expanduser(), list_of_beam_sizes(beam_sizes)
+    folder, beam_sizes = Path(output_folder).expanduser(), list(beam_sizes)
     settings = all_settings(runs, cfg, folder, seeds, split)
     tested, phases = {}, {}  # of the first a list per run and language
     for name, own in runs.items():
