@@ -20,20 +20,18 @@ from lab.train.features import caption_dataset
 from utils import atomic_path, best_epoch, evaluating
 
 
-def caption_split(model, split='TEST', beam_size=3, search=beam_search, data_folder=None, data_name=None, **options):
+def caption_split(model, split='TEST', beam_size=3, search=beam_search, **options):
     """Caption each image of a split once.
 
     :param model: ``model.CaptionModel``, see ``checkpoints.load_model``
     :param split: 'TEST' or 'VAL'
     :param beam_size: captions kept per image during search; 1 is greedy decoding
     :param search: ``beam_search``, or a function of your own in its place, of the same parameters
-    :param data_folder, data_name: another data set than that of the training
     :param options: batch_size (images searched at once) and max_len
     :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
         probabilities (of each word), alphas (len(caption), h, w) or None
     """
-    dataset = caption_dataset(model, split, data_folder, data_name)
-    return _captions(model, dataset, beam_size, search, **options)
+    return _captions(model, caption_dataset(model, split), beam_size, search, **options)
 
 
 def _captions(model, dataset, beam_size, search, batch_size=32, max_len=50):
@@ -57,15 +55,14 @@ def _search(model, images, beam_size, search, max_len):
     return captions, encoder_out
 
 
-def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folder=None, data_name=None,
-             search=beam_search, **options):
+def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, search=beam_search, **options):
     """All scores of ``metrics.METRICS`` on a split, for several beam sizes.
 
     :param model: ``model.CaptionModel``
     :param beam_sizes: captions kept per image during search, a list of whole numbers of at least 1
     :param history: of the whole training, for best_epoch, epochs and train_seconds; the history in a best checkpoint
         ends at the best epoch
-    :param data_folder, data_name, search, options: as for :func:`caption_split`
+    :param search, options: as for :func:`caption_split`
     :return: dict: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
         scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, words (the captions' mean length), seconds of the
         search), reference_words (the mean length of people's captions),
@@ -73,7 +70,7 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, data_folde
         captions (of the middle beam size, see :func:`caption_split`), captions_beam_size
     """
     # this also encodes the split, so that the seconds below are those of the search
-    dataset = caption_dataset(model, split, data_folder, data_name)
+    dataset = caption_dataset(model, split)
     searches, scores = [], []
     for beam_size in beam_sizes:
         start = time.perf_counter()

@@ -208,9 +208,10 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
         return results
     device = cfg['device']
     model = load_ensemble(checkpoints, device) if name == 'Ensemble' else load_model(checkpoints[0], device)
+    model.settings.update(data_folder=cfg['data_folder'], data_name=cfg['data_name'])  # they may have moved
     for own in model.by_language():
         path = paths[own.language]
-        result = evaluate(own, split, beam_sizes, history, cfg['data_folder'], cfg['data_name'])
+        result = evaluate(own, split, beam_sizes, history)
         references = [c['references'] for c in result['captions']]
         print_once = cache(print)  # what is missing is missing for all beam sizes
         for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True):

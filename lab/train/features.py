@@ -68,14 +68,13 @@ def file_of(encoder, dataset, grid, mirrored=False):
         f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{name}_{digest.hexdigest()[:16]}.npy")
 
 
-def caption_dataset(model, split, data_folder=None, data_name=None):
+def caption_dataset(model, split):
     """The ``CaptionDataset`` of a split, with the encoder's features in place of images if it is frozen.
 
-    :param model: ``model.CaptionModel``
-    :param data_folder, data_name: another data set than that of the training
+    :param model: ``model.CaptionModel``; its settings name the data set
     """
     cfg = model.settings
-    dataset = CaptionDataset(data_folder or cfg['data_folder'], data_name or cfg['data_name'], split)
+    dataset = CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
     if cfg['cache_features'] and not cfg['fine_tune_encoder']:
         dataset.features = [encode_images(model.encoder, dataset, cfg['device'], mirrored, cfg['output_folder'])
                             for mirrored in ([False, True] if cfg['flip'] and split == 'TRAIN' else [False])]
