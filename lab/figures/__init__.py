@@ -10,7 +10,6 @@ from lab.figures.attention import (
     plot_attention,
     plot_pointing,
     plot_visual_grounding,
-    save_gif,
     visual_grounding,
 )
 from lab.figures.curves import bleu_table, plot_bleu, plot_diversity, plot_history, read_histories

@@ -1,14 +1,11 @@
-"""Where a decoder looks: a map per word, an animation of a caption, and means over many captions."""
+"""Where a decoder looks: a map per word, and means over many captions."""
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from PIL import Image
 from skimage.transform import resize
 
 from lab.figures.style import COLORS, WIDTH, drawable
-from utils import atomic_path, sentence
+from utils import sentence
 
 DARKEST = 0.25  # brightness of a pixel without attention, as a factor
 
@@ -76,34 +73,6 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
         ax.grid(axis='x', visible=False)
     figure.suptitle(caption)
     return figure
-
-
-def save_gif(image, words, alphas, path, seconds=0.7):
-    """Write an animated GIF of a caption: word by word, each with its map, and at last the picture itself.
-
-    :param image, words, alphas: as for :func:`plot_attention`
-    :param path: of the GIF
-    :param seconds: how long each word is shown
-    """
-    captions = drawable([sentence(words[:n + 1]) for n in range(len(words) + 1)], 42)
-    figure = Figure(figsize=(3, 4), dpi=100, layout='none')
-    canvas, ax = FigureCanvasAgg(figure), figure.add_axes((0, 0.25, 1, 0.75))
-    ax.axis('off')
-    shown = ax.imshow(image)
-    word = figure.text(0.03, 0.23, '', va='top', fontsize=12)
-    caption = figure.text(0.03, 0.16, '', va='top')
-    frames = []
-    maps = [*(overlay(image, alpha) for alpha in alphas), image]
-    for pixels, last_word, text in zip(maps, [*drawable(words), ''], captions, strict=True):
-        shown.set_data(pixels)
-        word.set_text(last_word)
-        caption.set_text(text)
-        canvas.draw()
-        frame = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-        frames.append(frame.quantize(method=Image.Quantize.FASTOCTREE))  # gives the smallest files
-    with atomic_path(path) as temporary:
-        frames[0].save(temporary, format='GIF', save_all=True, append_images=frames[1:], loop=0,
-                       duration=[int(1000 * seconds)] * len(words) + [3000])
 
 
 def visual_grounding(alphas, sentinel=False):

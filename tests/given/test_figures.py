@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib.cbook import is_math_text
 from matplotlib.text import Text
-from PIL import Image
 
 from lab import figures
 from lab.data.shapes import attention_per_word
@@ -212,29 +211,9 @@ def test_looking_at_what_is_named():
     assert '21%' in legend(figure)[0] and '44%' in legend(figure)[1]  # of all words, the rare ones too
 
 
-@pytest.mark.parametrize('shape', [(64, 64), (120, 40)])
-def test_an_animated_caption(tmp_path, shape):
-    alphas = np.zeros((3, 4, 4))
-    alphas[0, 0, 0] = alphas[1, 1, 3] = alphas[2, 3, 1] = 1
-    path = tmp_path / 'new folder' / 'spoken.gif'
-    figures.save_gif(np.full((*shape, 3), (250, 200, 100), np.uint8), ['a', 'red', 'star'], alphas, path)
-    with Image.open(path) as spoken:
-        assert spoken.format == 'GIF' and spoken.n_frames == 4
-        frames = [np.asarray((spoken.seek(i), spoken.convert('RGB'))[1]).astype(int) for i in range(4)]
-    light = [np.where(frame[:300, ..., 2] > 150, 0, frame[:300, ..., 2]) for frame in frames]  # without white paper
-    assert max(frame.sum() for frame in light[:3]) < 0.8 * light[3].sum()  # at last the whole picture
-    first, second, third = (np.unravel_index(frame.argmax(), frame.shape)[0] for frame in light[:3])
-    assert first < second < third  # rows 0, 1 and 3 of the grid
-    ink = [(frame[336:] < 128).sum() for frame in frames]  # the caption so far, below the word
-    assert 0 < ink[0] < ink[1] < ink[2] == ink[3]
-
-
-def test_attention_that_is_no_number_is_refused(tmp_path):
-    given = picture(), ['a'], np.full((1, 2, 2), np.nan)
-    for draw, more in ((plot_attention, ()), (figures.save_gif, [tmp_path / 'spoken.gif'])):
-        with pytest.raises(ValueError, match='NaN'):
-            draw(*given, *more)
-    assert not list(tmp_path.iterdir())
+def test_attention_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match='NaN'):
+        plot_attention(picture(), ['a'], np.full((1, 2, 2), np.nan))
 
 
 # --- Pictures and texts ---
@@ -266,7 +245,7 @@ def test_long_texts_are_whole_and_in_the_figure():
         assert (pixels[[0, -1]] == 255).all() and (pixels[:, [0, -1]] == 255).all()  # nothing is cut off
 
 
-def test_text_of_data_is_drawn_as_it_is(tmp_path):
+def test_text_of_data_is_drawn_as_it_is():
     text, alphas = r'_\$ $$ $x$', np.full((1, 2, 2), 0.2)  # a leading _ hides a name from a legend
     for places, figure in ((3, plot_attention(picture(), [text], alphas)), (1, plot_history({text: history(2)})),
                            (2, figures.plot_sheet([(text, [picture()], [text])])), (1, plot_bleu([result(text)])),
@@ -276,7 +255,6 @@ def test_text_of_data_is_drawn_as_it_is(tmp_path):
         drawn = [part.get_text() for part in texts_of(figure)]
         assert not any(map(is_math_text, drawn))
         assert sum(text in one.replace(r'\$', '$') for one in drawn) == places
-    figures.save_gif(picture(), [text], alphas, tmp_path / 'spoken.gif')
 
 
 def test_chinese():
