@@ -47,10 +47,8 @@ def bleu(references, captions):
     :return: {'BLEU-1': ..., 'BLEU-2': ..., 'BLEU-3': ..., 'BLEU-4': ...}, each 0 to 1
     :raises ValueError: not one caption per image, or no images
     """
-    if len(references) != len(captions) or not captions:
-        raise ValueError(f'BLEU needs one caption per image: {len(captions)} captions, '
-                         f'{len(references)} images with references')
-    rights, totals, lengths, closest = zip(*map(count_matches, references, captions), strict=True)
+    counts = [count_matches(*pair) for pair in zip(references, captions, strict=True)]
+    rights, totals, lengths, closest = zip(*counts, strict=True)
     penalty, product, scores = brevity_penalty(sum(lengths), sum(closest)), 1, {}
     for n, right, total in zip(ORDERS, zip(*rights, strict=True), zip(*totals, strict=True), strict=True):
         product *= (sum(right) + TINY) / (sum(total) + SMALL)

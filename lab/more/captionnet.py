@@ -17,15 +17,11 @@ class ScaledDotProductAttention(nn.Module):
     :param encoder_dim, decoder_dim: channels of a cell, and length of h
     :param attention_dim: length of query and keys, of all heads together
     :param heads: with several, each compares its own part of query and keys, and sums up its own part of the channels
-        (without the paper's projections W^V and W^O)
-    :raises ValueError: sizes that the heads cannot share
+        (without the paper's projections W^V and W^O); their number divides attention_dim and encoder_dim
     """
 
     def __init__(self, encoder_dim, decoder_dim, attention_dim, heads=1):
         super().__init__()
-        if attention_dim % heads or encoder_dim % heads:
-            raise ValueError(f'heads is {heads}; it must divide attention_dim ({attention_dim}) and the channels of '
-                             f'the grid ({encoder_dim})')
         self.heads = heads
         self.query = nn.Linear(decoder_dim, attention_dim)
         self.key = nn.Linear(encoder_dim, attention_dim)
@@ -65,7 +61,6 @@ class CaptionNet(Decoder):
     :param encoder_dim: channels
     :param dropout: probability of dropping an entry of the MLP's hidden layer
     :param heads: of the attention
-    :raises ValueError: heads that :class:`ScaledDotProductAttention` refuses
     """
 
     def __init__(self, attention_dim, embed_dim, decoder_dim, vocab_size, encoder_dim=512, dropout=0.5, heads=1):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from test_papers import ENCODER, WORDS, captions, make, pictures
+from test_papers import WORDS, captions, make, pictures
 
 import solver
 from lab.decode.evaluate import caption_split
-from lab.more.captionnet import CaptionNet, ScaledDotProductAttention
+from lab.more.captionnet import CaptionNet
 from lab.more.decoder import Decoder
 from lab.train.checkpoints import checkpoint_paths, load_model
 from solver import DEFAULTS, train
@@ -88,12 +88,3 @@ def test_the_ratio_is_that_of_true_words(ratio, monkeypatch):
     assert ((fed == true) | (fed == WORDS - 1)).all()
     assert (fed == true)[:, 1:].double().mean().item() == pytest.approx(ratio, abs=0.03 * (ratio != 1))
     assert torch.equal(torch.get_rng_state(), before) == (ratio == 1)  # plain teacher forcing draws nothing
-
-
-# --- One by one ---
-
-
-@pytest.mark.parametrize(('heads', 'attention'), [(4, 4), (5, 6)])
-def test_heads_that_do_not_fit(heads, attention):
-    with pytest.raises(ValueError, match=f'heads is {heads}'):
-        ScaledDotProductAttention(ENCODER, 9, attention, heads=heads)

