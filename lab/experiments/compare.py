@@ -37,7 +37,7 @@ AGAIN = 'delete it and run the comparison again'
 def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3, 5)):
     """Train and test every run.
 
-    Each run and seed has its own folder in ``output_folder``. The results are in ``comparison.json``, the tables in
+    Each run and seed has its own folder in ``output_folder``. The results are in ``comparison.json``, the table in
     ``comparison.md`` (``val_comparison.*`` for the validation split).
 
     :param runs: dict name -> the run's own settings, beside ``cfg``. Three settings name runs further up:
@@ -76,8 +76,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 tested.setdefault((name, language), []).append(dict(begins=begins) | result)
     results = [dict(name=f'{name}, {language}' if language else name, run=name, seeds=found)
                for (name, language), found in tested.items()]
-    tables = f'{comparison_table(results)}\n{beam_table(results)}'
-    for ending, text in (('json', json.dumps(results, indent=1)), ('md', tables)):
+    for ending, text in (('json', json.dumps(results, indent=1)), ('md', comparison_table(results))):
         with atomic_path(folder / with_split(f'comparison.{ending}', split)) as path:
             path.write_text(text, encoding='utf-8')
     return results
@@ -264,17 +263,6 @@ def score_table(results, first, metrics, extra, cells):
                      *score_cells(seeds, middle, metrics), f'{minutes:.1f}' if minutes else ''])
     return markdown_table([first, 'parameters', extra, *(f'BLEU-4, beam {beam}' for beam in beams),
                            *(f'{metric}, beam {middle}' for metric in metrics), 'minutes'], rows)
-
-
-def beam_table(results):
-    """Markdown: a row per run and beam size, with BLEU-1 to 4 and the other metrics.
-
-    :param results: of :func:`compare`
-    """
-    metrics = all_scores(results)
-    return markdown_table(['decoder', 'beam', *metrics], [
-        ['' if i else result['name'], str(row['beam_size']), *score_cells(result['seeds'], row['beam_size'], metrics)]
-        for result in results for i, row in enumerate(result['seeds'][0]['scores'])])
 
 
 def mean_scores(result):

@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from programs import needs
 
 from lab.app import figure_html
-from lab.experiments.compare import beam_table, comparison_table
+from lab.experiments.compare import comparison_table
 from lab.figures import bleu_table
 from lab.train.checkpoints import FORMAT
 from lab.train.source import ROOT
@@ -67,12 +67,12 @@ def test_text_of_data_is_shown_as_it_is(tmp_path):
     parts = [('html', contents.note(text.replace('`', ''))),
              ('html', figure_html(np.zeros((4, 4, 3), np.uint8), text, 9)),
              *(('markdown', table) for table in (
-                 contents.captions(tmp_path, 'dog-1a2b3c').data, comparison_table(named), beam_table(named),
+                 contents.captions(tmp_path, 'dog-1a2b3c').data, comparison_table(named),
                  bleu_table([seed | dict(model=text)])))]
     outputs = [nbformat.v4.new_output('display_data', {f'text/{kind}': part}) for kind, part in parts]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(outputs=outputs)])
     page = BeautifulSoup(page_of(notebook, tmp_path), 'html.parser')
-    assert [cell.text for cell in page.select('td, figcaption')].count(text) == 6
+    assert [cell.text for cell in page.select('td, figcaption')].count(text) == 5
     assert {part.name for part in page.select('td *, .missing *, figcaption *')} == {'span'}
     # MathJax, in Jupyter, looks for the beginning and end of a formula in the text of one element
     strings = BeautifulSoup(''.join(part for _, part in parts), 'html.parser').find_all(string=re.compile(r'[$\\]'))
