@@ -68,8 +68,7 @@ def lines(path, size):
         for number, line in enumerate(file, 1):
             bar.update(len(line))  # characters, which for most words are bytes
             # not at every blank of Unicode: some files have those as words
-            word, *values = line.replace('\t', ' ').rstrip(' \r\n').split(' ')
-            values = [value for value in values if value]
+            word, *values = line.rstrip(' \r\n').split(' ')
             if line.isspace() or number == 1 and len(values) == 1:
                 continue
             if len(values) < size:
