@@ -12,7 +12,6 @@ cross-entropy. This is the paper's sequence-level interpolation (sec. 3.3), with
 
 import json
 
-import numpy as np
 import torch
 
 from lab.decode import rules
@@ -40,7 +39,6 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     :param beam_size: for the caption of the beam search
     :param samples: how many captions are sampled in addition
     :param temperature: of the sampling, see ``rules.temperature``
-    :return: mean CIDEr-D of the teacher's captions in the file
     :raises ValueError: the checkpoints cannot caption together
     """
     model = load_ensemble(teachers, device)
@@ -49,7 +47,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
     max_len = dataset.captions.shape[1] - 2
     scorers = scorers_of(dataset)
     torch.manual_seed(seed)
-    captions, scores = [], []
+    captions = []
     with torch.no_grad(), progress_bar(total=len(dataset.names), unit='image', desc='teacher') as bar:
         for numbers in torch.arange(len(dataset.names)).split(BATCH_SIZE):
             encoder_out = model.encode(dataset.images(numbers))
@@ -62,19 +60,17 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
                     candidates = [beams[i], *sampled[i * samples:(i + 1) * samples]]
                     different = dict.fromkeys(tuple(one.words) for one in candidates if one.finished and one.words)
                     candidates = [model.words(words) for words in different]
-                    similarity = np.array([cider.score(number, words + END) for words in candidates])
-                    best = np.argsort(-similarity, kind='stable')[:k - people]
-                    scores += similarity[best].tolist()
+                    candidates.sort(key=lambda words: cider.score(number, words + END), reverse=True)
+                    best = candidates[:k - people]
                     first = number * dataset.cpi + len(of_pictures[i])
                     rows = slice(first, first + k - len(best))
                     theirs = [model.words(caption[1:length - 1]) for caption, length in zip(
                         dataset.captions[rows].tolist(), dataset.caplens[rows].flatten().tolist(), strict=True)]
-                    of_pictures[i] += theirs + [candidates[j] for j in best[::-1]]
+                    of_pictures[i] += theirs + best[::-1]
             captions += of_pictures
             bar.update(len(numbers))
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(dict(provenance=provenance(teachers), names=dataset.names, captions=captions)))
-    return float(np.mean(scores)) if scores else 0.0
 
 
 def provenance(teachers):
