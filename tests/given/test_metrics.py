@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 
+from lab.decode.cider import cider_d
 from lab.decode.metrics import bleu, caption_bleu, choose_captions, in_history, same_caption, score_names, scores_of
 from utils import AverageMeter, atomic_path, topk_accuracy
 
@@ -71,10 +72,11 @@ def test_equal_to_pycocoevalcap_on_any_captions():
         assert scores(references, captions) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize('metric', [bleu, cider_d])
 @pytest.mark.parametrize(('references', 'captions'), [([[['a']]], []), ([[['a']], [['b']]], [['a']]), ([], [])])
-def test_one_caption_per_image(references, captions):
+def test_one_caption_per_image(metric, references, captions):
     with pytest.raises(ValueError):
-        bleu(references, captions)
+        metric(references, captions)
 
 
 def test_names_of_the_scores():
