@@ -39,7 +39,6 @@ import os
 import posixpath
 import random
 import re
-import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -53,7 +52,7 @@ from tqdm import tqdm
 from lab.data import tokenizers
 from lab.data.images import ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
-from utils import atomic_path, one_process_in, read_json
+from utils import atomic_path, check_space, one_process_in, read_json
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
@@ -284,8 +283,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         ``captions_left_out``, ``images_left_out``), ``vocab_size`` (special tokens included), ``special_tokens`` (how
         many), ``bad_images`` (list of {image, split, reason}), ``too_long_images`` (names of images without a caption
         of 1 to max_len words) and ``already_there`` (True when nothing had to be done)
-    :raises ValueError: bad input, a picture in two splits, too little disk space
-    :raises OSError: the JSON file cannot be read, or the output folder cannot be written
+    :raises ValueError: bad input, a picture in two splits
+    :raises OSError: the JSON file cannot be read, the output folder cannot be written, too little disk space
     """
     folder, image_folder = Path(output_folder).expanduser(), Path(image_folder).expanduser()
     data_name = base_name(folder, dataset, f"{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq")
@@ -329,10 +328,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
             for part in folder.glob(f".*_{glob.escape(data_name)}.*.part"):  # of a run that was killed
                 part.unlink()
             if not is_complete():  # two notebooks may be started at once: the second finds the files of the first
-                needed, free = len(usable) * 3 * image_size ** 2, shutil.disk_usage(folder).free
-                if needed > free:
-                    raise ValueError(f"{folder}: too little disk space, {needed / 1e9:.3f} GB are needed and "
-                                     f"{free / 1e9:.3f} GB are free; make room or choose another output folder")
+                check_space(folder, len(usable) * 3 * image_size ** 2, "make room or choose another output folder")
                 # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
                 parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
                 attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}

@@ -5,6 +5,7 @@ import html
 import json
 import os
 import re
+import shutil
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def one_process_in(folder):
         with suppress(OSError):
             path.unlink()
         lock.release()
+
+
+def check_space(folder, needed, advice):
+    """:raises OSError: fewer bytes than ``needed`` are free on the disk of a folder; the message ends in the advice"""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(f'{folder}: too little disk space, {needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are '
+                      f'free: {advice}')
 
 
 def read_json(path, advice):

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import requests
 from tqdm import tqdm
 
-from utils import atomic_path, one_process_in, read_json
+from utils import atomic_path, check_space, one_process_in, read_json
 
 
 class Source(NamedTuple):
@@ -195,7 +195,8 @@ def download(name, folder):
 
     :param name: one of ``SOURCES``
     :param folder: of this set, such as data/raw/coco
-    :raises ValueError: a source cannot be had, is damaged, or the disk is too small
+    :raises ValueError: a source cannot be had or is damaged
+    :raises OSError: the disk is too small
     """
     json_path = folder / f'dataset_{folder.name}.json'
     for source in SOURCES[name]:
@@ -211,11 +212,8 @@ def download(name, folder):
                              f'{archive}, or all .jpg files into {folder / "images"} (if it is no zip), and run '
                              'this again')
         if not archive.exists():
-            needed, free = 2 * source.size - bytes_of(part), shutil.disk_usage(folder).free  # a zip of JPEGs doubles
-            if needed > free:
-                raise ValueError(f'{folder}: too little disk space, {archive.name} and what is unpacked of it need '
-                                 f'{needed / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; make room or choose '
-                                 'another --folder')
+            # a zip of JPEGs doubles
+            check_space(folder, 2 * source.size - bytes_of(part), 'make room or choose another --folder')
             fetch(source, archive, part)
         if source.files == (source.archive,):  # a plain file
             continue

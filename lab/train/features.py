@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import os
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from datasets import CaptionDataset
 from lab.train.devices import progress_bar
 from lab.train.source import class_source
 from models import Encoder
-from utils import atomic_path, evaluating
+from utils import atomic_path, check_space, evaluating
 
 LIBRARIES = 'torch', 'torchvision', 'efficientnet_lite_pytorch'  # their layers do what their names say
 
@@ -104,8 +103,10 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
             path = Path(output_folder) / path.name
         if path.exists():
             return path
-        check_space(path, 2 * len(dataset.names) * int(np.prod(grid)))
         with atomic_path(path) as temporary:
+            needed = 2 * len(dataset.names) * int(np.prod(grid))
+            check_space(path.parent, needed, 'make room, or set cache_features=False')
+            name_old_files(path)
             features = np.lib.format.open_memmap(temporary, 'w+', np.float16, (len(dataset.names), *grid))
             for numbers in progress_bar(torch.arange(len(features)).split(batch_size), unit='batch',
                                         desc=f'encode {dataset.split.lower()} images'):
@@ -120,20 +121,8 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
     return path
 
 
-def check_space(path, needed):
-    """Say how much disk space the features need, and which files of an older lab may go.
-
-    :raises OSError: there is less
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
-    if needed > free:
-        raise OSError(f"the encoder's features need {size(needed)}, but {path.parent} has {size(free)} free: make "
-                      'room, or set cache_features=False')
-    print(f"The encoder's features need {size(needed)} of disk space; {size(free)} are free.")
+def name_old_files(path):
+    """Print which files of features an older lab has left beside these: they are large, and nothing reads them."""
     for old in path.parent.glob(f'{path.name.partition("_")[0]}_*FEATURES_*.hdf5'):
-        print(f'{old} ({size(old.stat().st_size)}) was written by an older version of this lab: you may delete it.')
-
-
-def size(count):
-    return f'{count / 1e9:.3g} GB' if count >= 1e9 else f'{count / 1e6:.3g} MB'
+        size = old.stat().st_size / 1e6
+        print(f'{old} ({size:.0f} MB) was written by an older version of this lab: you may delete it.')
