@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset  # noqa: F401, accelerate looks for the latter in `datasets`
 
 from lab.data.images import open_images
-from lab.data.vocabulary import SPECIAL_TOKENS, encode_caption, in_language, languages_of, load_word_map
+from lab.data.vocabulary import encode_caption, in_language, languages_of, load_word_map
 from utils import read_json
 
 
@@ -30,19 +30,17 @@ class CaptionDataset(Dataset):
     :param data_folder: folder with the files of ``create_input_files``
     :param data_name: base name of the files, such as ``shapes_5_cap_per_img_1_min_word_freq``
     :param split: 'TRAIN', 'VAL' or 'TEST'
-    :param transform: applied to the uint8 image, if given
     :param features: files of ``features.encode_images`` to read instead of the images: of the images and, for
         ``flip``, of the mirrored ones
-    :raises ValueError: another split, one without pictures, files that are cut, that another program wrote, or that
-        do not belong together
+    :raises ValueError: another split, one without pictures, or files that are cut
     :raises FileNotFoundError: files that are not there
     """
 
-    def __init__(self, data_folder, data_name, split, transform=None, features=()):
+    def __init__(self, data_folder, data_name, split, features=()):
         if split not in ('TRAIN', 'VAL', 'TEST'):
             raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
         folder = Path(data_folder).expanduser()
-        self.split, self.transform = split, transform
+        self.split = split
         self.images_path = self.path_of_images(folder, data_name, split)
         paths = [self.images_path] + [folder / f'{split}_{kind}_{data_name}.json' for kind in ('CAPTIONS', 'CAPLENS')]
         for path in paths:
@@ -51,10 +49,6 @@ class CaptionDataset(Dataset):
                                         'data_folder and data_name')
         captions, caplens = (read_json(path, 'delete it and run create_input_files again') for path in paths[1:])
         with open_images(self.images_path) as file:
-            if 'fingerprint' not in file.attrs:
-                raise ValueError(f'{self.images_path} was not written by create_input_files of this lab, but by '
-                                 'another program with the same file names: run create_input_files, which leaves this '
-                                 'file as it is, and set data_name to the name that it prints')
             self.cpi = int(file.attrs['captions_per_image'])
             self.pictures = file.attrs['pictures']  # a fingerprint of all pixels
             self.names = file['names'].asstr()[:].tolist()
@@ -65,9 +59,6 @@ class CaptionDataset(Dataset):
         self.word_maps = {language: in_language(word_map, language) for language in self.languages}
         self.references_in = {language: [those[language] if language else those for those in references]
                               for language in self.languages}
-        if not belong_together(captions, caplens, self.references, self.word_map):
-            raise ValueError(f'the files of {data_name} in {folder} come from different runs of create_input_files: '
-                             'delete them and run it again')
         if not captions:
             raise ValueError(f"{self.images_path} has no pictures: give some of them the split '{split.lower()}' in "
                              'the JSON file, and run create_input_files again')
@@ -161,7 +152,7 @@ class CaptionDataset(Dataset):
         if mirrored:
             turned = ~self.sided[numbers]
             images[turned] = images[turned].flip(3)
-        return torch.stack([self.transform(image) for image in images]) if self.transform else images
+        return images
 
     # Files as arrays: the operating system reads what is indexed, and keeps it in memory where there is room.
     # (HDF5 itself takes several times as long for rows here and there, and an open file does not survive a fork.)
@@ -181,24 +172,6 @@ class CaptionDataset(Dataset):
         if self.split == 'TRAIN':
             return item
         return *item, self.captions[number * self.cpi:(number + 1) * self.cpi]
-
-    def __getstate__(self):  # another process opens the files itself
-        return {key: value for key, value in self.__dict__.items() if key not in ('_pixels', '_features')}
-
-
-def belong_together(captions, caplens, references, word_map):
-    """Whether the first caption of each picture is one of its references, in the numbers of this vocabulary.
-
-    :param captions: lists of max_len + 2 indices, as many for each picture
-    :param caplens: their lengths, words + 2
-    :param references: per picture a list of captions, each a list of words
-    """
-    per_picture = len(captions) // max(len(references), 1)
-    if not (len(captions) == len(caplens) == per_picture * len(references) and {*SPECIAL_TOKENS} <= {*word_map}):
-        return False
-    firsts = zip(captions[::per_picture or 1], caplens[::per_picture or 1], references, strict=True)
-    return all(any(length == len(words) + 2 and caption == encode_caption(words, word_map, len(caption) - 2)
-                   for words in of_picture) for caption, length, of_picture in firsts)
 
 
 def content_digest(data_folder, data_name, split):
