@@ -13,8 +13,7 @@ restval), VAL and TEST:
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
 The ten files get their names when all are complete; until then, older ones stay as they are. A run does nothing if
-they are there and were made from the same input. Of two runs on one folder the second waits for the first. Where
-another program has files of these names, this one's get the base ``{dataset}-2_...``.
+they are there and were made from the same input. Of two runs on one folder the second waits for the first.
 
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.
@@ -31,9 +30,7 @@ under another name is not noticed.
 """
 
 import argparse
-import glob
 import hashlib
-import itertools
 import json
 import os
 import posixpath
@@ -52,7 +49,7 @@ from tqdm import tqdm
 from lab.data import tokenizers
 from lab.data.images import ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
-from utils import atomic_path, check_space, one_process_in, read_json
+from utils import atomic_path, check_space, one_process_in
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
@@ -182,78 +179,63 @@ def decode(picture, image_size):
         return str(error).removeprefix(f"{picture.file}: ")
 
 
-def without(left_out, pictures):
-    return [picture for number, picture in enumerate(pictures) if number not in left_out]
-
-
 def references_of(picture):
     """All captions of a ``Picture`` but the empty ones: a list, or a dict of lists where languages have names."""
     captions = {language: [words for words in those if words] for language, those in picture.captions.items()}
     return captions.get(None, captions)
 
 
-def write_images(path, pictures, image_size, attributes, workers, skip_bad, left_out=None):
+def write_images(path, pictures, image_size, attributes, workers, skip_bad):
     """Write the HDF5 file of a split.
 
     :param attributes: of the file, all but ``pictures``
     :param workers: threads that decode
     :param skip_bad: if some pictures turn out to be damaged, write the file once more without them
-    :param left_out: pictures that are known to be damaged: dict number -> reason
-    :return: ``left_out`` with all that were found
+    :return: the pictures in it, and those that are damaged, with the reason as ``problem``: two lists
     """
-    left_out, damaged, shape = left_out or {}, {}, (3, image_size, image_size)
-    numbers, kept = without(left_out, range(len(pictures))), without(left_out, pictures)
-    fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in kept]])
-    strings = {"references": [json.dumps(references_of(picture)) for picture in kept],
-               "names": [picture.name for picture in kept]}
-    if left_out:
-        strings["left_out"] = [json.dumps(pair) for pair in left_out.items()]
+    damaged, shape = [], (3, image_size, image_size)
+    fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in pictures]])
+    strings = {"references": [json.dumps(references_of(picture)) for picture in pictures],
+               "names": [picture.name for picture in pictures]}
     with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor(workers) as pool,
-          tqdm(desc="decoding", unit="image", total=len(kept)) as bar):
+          tqdm(desc="decoding", unit="image", total=len(pictures)) as bar):
         file.attrs.update({**attributes, "pictures": fingerprint})
         for name, values in strings.items():
             file.create_dataset(name, data=values, dtype=h5py.string_dtype())
-        images = file.create_dataset("images", (len(kept), *shape), "uint8")
-        for start in range(0, len(kept), AT_ONCE):
-            pixels = pool.map(partial(decode, image_size=image_size), kept[start:start + AT_ONCE])
+        images = file.create_dataset("images", (len(pictures), *shape), "uint8")
+        for start in range(0, len(pictures), AT_ONCE):
+            pixels = pool.map(partial(decode, image_size=image_size), pictures[start:start + AT_ONCE])
             for row, found in enumerate(pixels, start):
                 if isinstance(found, str):
-                    damaged[numbers[row]] = found
+                    damaged.append(pictures[row]._replace(problem=found))
                 else:
                     images[row] = found
                 bar.update()
     if not damaged:
-        return left_out
-    number, reason = next(iter(damaged.items()))
+        return pictures, []
     if not skip_bad:
-        raise ValueError(f"{pictures[number].file}: {reason}; {len(damaged)} of {len(kept)} images are damaged; "
-                         "replace them or leave them out with --skip-bad (skip_bad=True)")
-    if len(damaged) == len(kept):
-        raise ValueError(f"no image of the split {pictures[0].split} can be decoded: {reason}")
-    return write_images(path, pictures, image_size, attributes, workers, skip_bad, left_out | damaged)
+        raise ValueError(f"{damaged[0].file}: {damaged[0].problem}; {len(damaged)} of {len(pictures)} images are "
+                         "damaged; replace them or leave them out with --skip-bad (skip_bad=True)")
+    if len(damaged) == len(pictures):
+        raise ValueError(f"no image of the split {damaged[0].split} can be decoded: {damaged[0].problem}")
+    names = {picture.name for picture in damaged}
+    whole = [picture for picture in pictures if picture.name not in names]
+    write_images(path, whole, image_size, attributes, workers, skip_bad)
+    return whole, damaged
 
 
-def read_header(path):
+def fingerprint_of(path):
     """
-    :return: fingerprint of a complete HDF5 file of this module ('' of another program's file, None where there is no
-        HDF5 file), and dict number -> reason of the pictures left out of it
+    :return: fingerprint of a complete HDF5 file of this module; None if there is none
+    :raises ValueError: it is of another program
     """
     try:
         with open_images(path) as file:
-            pairs = file["left_out"].asstr()[:] if "left_out" in file else []
-            return file.attrs.get("fingerprint", ""), dict(map(json.loads, pairs))
-    except (OSError, ValueError):
-        return None, {}
-
-
-def base_name(folder, dataset, ending):
-    """The name that all files have in common: ``{dataset}_{ending}``, or ``{dataset}-2_{ending}`` and so on where
-    another program has files of that name."""
-    for number in itertools.count(1):
-        name = f"{dataset}-{number}_{ending}" if number > 1 else f"{dataset}_{ending}"
-        fingerprints = [read_header(folder / f"{split}_IMAGES_{name}.hdf5")[0] for split in SPLITS]
-        if "" not in fingerprints and (any(fingerprints) or not [*folder.glob(f"*_{glob.escape(name)}.json")]):
-            return name
+            return file.attrs["fingerprint"]
+    except KeyError:
+        raise ValueError(f"{path} is of another program: choose another output folder") from None
+    except ValueError:
+        return None
 
 
 # --- The whole run ---
@@ -279,15 +261,15 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
         characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
-    :return: summary, dict with ``data_name`` (base), ``splits`` (per split ``images``, ``captions``,
-        ``captions_left_out``, ``images_left_out``), ``vocab_size`` (special tokens included), ``special_tokens`` (how
-        many), ``bad_images`` (list of {image, split, reason}), ``too_long_images`` (names of images without a caption
-        of 1 to max_len words) and ``already_there`` (True when nothing had to be done)
+    :return: summary, dict with ``data_name`` (base) and ``already_there``: True when nothing had to be done. If it is
+        False, also ``splits`` (per split ``images``, ``captions``, ``captions_left_out``, ``images_left_out``),
+        ``vocab_size`` (special tokens included), ``special_tokens`` (how many), ``bad_images`` (list of {image, split,
+        reason}) and ``too_long_images`` (names of images without a caption of 1 to max_len words)
     :raises ValueError: bad input, a picture in two splits
     :raises OSError: the JSON file cannot be read, the output folder cannot be written, too little disk space
     """
     folder, image_folder = Path(output_folder).expanduser(), Path(image_folder).expanduser()
-    data_name = base_name(folder, dataset, f"{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq")
+    data_name = f"{dataset}_{captions_per_image}_cap_per_img_{min_word_freq}_min_word_freq"
     images = {split: folder / f"{split}_IMAGES_{data_name}.hdf5" for split in SPLITS}
     captions = {split: folder / f"{split}_CAPTIONS_{data_name}.json" for split in SPLITS}
     lengths = {split: folder / f"{split}_CAPLENS_{data_name}.json" for split in SPLITS}
@@ -301,10 +283,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     read, digests = zip(*(read_karpathy(path, image_folder, max_len, cuts.get(language), language)
                           for language, path in paths.items()), strict=True)
     pictures = combine(*read)
-    bad = [(picture, picture.problem) for picture in pictures if picture.problem]
+    bad = [picture for picture in pictures if picture.problem]
     if bad and not skip_bad:
-        picture, problem = bad[0]
-        raise ValueError(f"{picture.file}: {problem}; {len(bad)} of {len(pictures)} images are missing, empty or "
+        raise ValueError(f"{bad[0].file}: {bad[0].problem}; {len(bad)} of {len(pictures)} images are missing, empty or "
                          "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
     usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
     too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
@@ -318,24 +299,23 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                           *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
     def is_complete():
-        headers = [read_header(path)[0] for path in images.values()]
-        return headers == [fingerprint] * 3 and all(path.is_file() for path in jsons)
+        return [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons)
 
-    already_there = is_complete()
-    if not already_there:
+    kept = {}
+    if not is_complete():
         folder.mkdir(parents=True, exist_ok=True)
         with one_process_in(folder), ExitStack() as stack:
-            for part in folder.glob(f".*_{glob.escape(data_name)}.*.part"):  # of a run that was killed
+            for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
                 part.unlink()
             if not is_complete():  # two notebooks may be started at once: the second finds the files of the first
                 check_space(folder, len(usable) * 3 * image_size ** 2, "make room or choose another output folder")
                 # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
                 parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
                 attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
-                kept = {}
-                for split, pictures in of_split.items():
-                    left_out = write_images(parts[images[split]], pictures, image_size, attributes, workers, skip_bad)
-                    kept[split] = without(left_out, pictures)
+                for split, whole in of_split.items():
+                    kept[split], damaged = write_images(parts[images[split]], whole, image_size, attributes, workers,
+                                                        skip_bad)
+                    bad += damaged
                 words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
                               for caption in those)  # too long as well
                 word_map = build_word_map(words_from, min_word_freq, languages)
@@ -349,27 +329,28 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                 for path, content in contents.items():
                     parts[path].write_text(json.dumps(content), encoding="utf-8")
 
-    words = read_json(vocabulary, "delete it")
-    summary = {"data_name": data_name, "splits": {}, "vocab_size": len(words),
-               "special_tokens": sum(map(is_special, words)),
-               "already_there": already_there, "too_long_images": [picture.name for picture in too_long]}
-    for split, pictures in of_split.items():
-        left_out = read_header(images[split])[1]
-        bad += [(pictures[number], reason) for number, reason in left_out.items()]
-        kept, unusable = without(left_out, pictures), [picture for picture in too_long if picture.split == split]
+    summary = {"data_name": data_name, "already_there": not kept}
+    if kept:
+        summary |= {"splits": {}, "vocab_size": len(word_map), "special_tokens": sum(map(is_special, word_map)),
+                    "too_long_images": [picture.name for picture in too_long],
+                    "bad_images": [{"image": picture.name, "split": picture.split, "reason": picture.problem}
+                                   for picture in bad]}
+    for split, whole in kept.items():
+        unusable = [picture for picture in too_long if picture.split == split]
         summary["splits"][split] = {
-            "images": len(kept), "captions": len(kept) * captions_per_image * len(paths),
+            "images": len(whole), "captions": len(whole) * captions_per_image * len(paths),
             "captions_left_out": sum(len(picture.captions[language]) - len(picture.usable[language])
-                                     for picture in kept + unusable for language in paths),
-            "images_left_out": len(unusable) + sum(picture.split == split for picture, _ in bad)}
-    summary["bad_images"] = [{"image": picture.name, "split": picture.split, "reason": reason}
-                             for picture, reason in bad]
+                                     for picture in whole + unusable for language in paths),
+            "images_left_out": len(unusable) + sum(picture.split == split for picture in bad)}
     print_summary(summary, folder)
     return summary
 
 
 def print_summary(summary, folder):
-    print(f"{summary['data_name']} in {folder}", "(was already there)" if summary["already_there"] else "")
+    if summary["already_there"]:
+        print(f"{summary['data_name']} in {folder} (was already there)")
+        return
+    print(f"{summary['data_name']} in {folder}")
     for name, count in summary["splits"].items():
         print(f"  {name:5} {count['images']:7} images {count['captions']:7} captions; left out: "
               f"{count['images_left_out']} images, {count['captions_left_out']} captions (too long or empty)")

@@ -310,8 +310,7 @@ def test_skip_bad_lists_what_it_leaves_out(data, tmp_path, capsys):
         found = bad.pop(f"sub/{i}.png")
         assert found["split"] == split and reason in found["reason"] and f"sub/{i}.png" in printed
     assert not bad and [summary["splits"][split]["images_left_out"] for split in SPLITS] == [3, 1, 1]
-    again = data.run(tmp_path / "out", skip_bad=True)
-    assert again == {**summary, "already_there": True} and not summary["already_there"]
+    assert data.run(tmp_path / "out", skip_bad=True)["already_there"] and not summary["already_there"]
     data.run(tmp_path / "workers", skip_bad=True, workers=3)
     assert everything(tmp_path / "workers") == everything(tmp_path / "out")
     for i in (11, 10, 2, 1, 0):  # the same as if they had never been there
@@ -383,30 +382,15 @@ def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monk
         assert not wait(runs, 1).done and len(loads) == 1
         assert (tmp_path / "out/.lock").stat().st_mode & 0o777 == 0o666  # of other users, too
         go_on.set()
-        assert runs[0].result(60)["splits"] == runs[1].result(60)["splits"] and len(loads) == 12
+        assert sorted(run.result(60)["already_there"] for run in runs) == [False, True] and len(loads) == 12
 
 
-@pytest.mark.parametrize("kinds", ["*", "*.hdf5", "WORDMAP*"])
-def test_files_of_another_program_stay(data, tmp_path, kinds):
+def test_pictures_of_another_program_stay(data, tmp_path):
     """As of the tutorial that the names come from."""
-    out = tmp_path / "out"
-    data.run(out)
-    for path in out.iterdir():
-        if not path.match(kinds):
-            path.unlink()
-        elif path.suffix == ".hdf5":
-            with h5py.File(path, "r+") as file:
-                del file.attrs["fingerprint"], file["references"]
-    before = everything(out)
-    name = data.run(out)["data_name"]
-    after = everything(out)
-    assert {name: after[name] for name in before} == before and len(after) == len(before) + 10
-    CaptionDataset(out, name, "VAL")
-    again = data.run(out)
-    assert again["already_there"] and again["data_name"] == name and everything(out) == after
-    if kinds == "*":
-        with pytest.raises(ValueError, match="VAL_IMAGES.*another program"):
-            CaptionDataset(out, BASE, "VAL")
+    data.run(tmp_path / "out")
+    with h5py.File(tmp_path / f"out/VAL_IMAGES_{BASE}.hdf5", "r+") as file:
+        del file.attrs["fingerprint"]
+    data.fails(tmp_path / "out", "VAL_IMAGES.*another program")
 
 
 # --- The command line ---
