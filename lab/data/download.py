@@ -19,7 +19,6 @@ import os
 import posixpath
 import shutil
 import sys
-import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -88,8 +87,6 @@ SOURCES['flickr8k-cn'] = *SOURCES['flickr8k'], Source(
     CHINESE, 2_420_330, 'sha256:298918f03fb332911df3cda128a7a56f1f47c0513531c4f22eeecbea7d780bbb',
     f'https://raw.githubusercontent.com/li-xirong/flickr8kcn/a19b9aa4a7ad2a42741460d9f47385637ae270cd/data/{CHINESE}',
     (CHINESE,))
-ATTEMPTS = 5  # in a row that bring nothing
-PAUSE = 1  # second, after an attempt that brought something; 2, 4, 8, ... after those that did not
 TIMEOUT = 30  # seconds without a byte
 CHUNK = 2 ** 14  # bytes; where a connection breaks off, the last, incomplete chunk is lost
 
@@ -122,8 +119,7 @@ def receive(url, part, size):
         response.raise_for_status()
         if response.status_code != 206:  # the server cannot begin in the middle
             start = 0
-        total = start + int(response.headers.get('Content-Length', size - start))
-        if total != size or 'text/html' in response.headers.get('Content-Type', ''):
+        if start + int(response.headers.get('Content-Length', 0)) != size:
             raise ValueError(f'{url} is not the file of {size:,} bytes: something else is there now, or a page that '
                              'asks for a login')
         with open(part, 'ab' if start else 'wb') as file, tqdm(desc=part.stem, total=size, initial=start, unit='B',
@@ -141,22 +137,15 @@ def fetch(source, archive, part):
     :param part: the file that holds what has come so far
     :raises ValueError: it cannot be had
     """
-    by_hand = f'fetch it in another way, put it as {archive}, and run this again'
-    failures = 0
     while (before := bytes_of(part)) < source.size:
         try:
             receive(source.url, part, source.size)
         except requests.RequestException as error:
-            status = getattr(error.response, 'status_code', None)
-            why = f'the server answers {status} {error.response.reason}' if status else type(error).__name__
-            failures = 0 if bytes_of(part) > before else failures + 1
-            if status in (401, 403, 404, 410):
-                raise ValueError(f'{source.url}: {why}; {by_hand}') from error
-            if failures == ATTEMPTS:
-                raise ValueError(f'{source.url} cannot be fetched ({why}): run this again where there is internet '
-                                 f'(on a cluster: the login node), or {by_hand}') from error
-            print(f'{archive.name}: {why}, trying again')
-            time.sleep(PAUSE * 2 ** failures)
+            if bytes_of(part) <= before:
+                raise ValueError(f'{source.url} cannot be fetched ({error}): run this again where there is internet '
+                                 '(on a cluster: the login node), or fetch it in another way and put it as '
+                                 f'{archive}') from error
+            print(f'{archive.name} broke off, going on')
     algorithm, _, digest = source.checksum.partition(':')
     print(f'checking {archive.name}')
     with open(part, 'rb') as file:
