@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 from accelerate import PartialState
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 
 class Batch(NamedTuple):
@@ -37,23 +37,6 @@ def collate(dataset, numbers, mirrored=False):
     return Batch(dataset.images(pictures, mirrored), image_of, captions, caplens, numbers)
 
 
-class Units(Dataset):
-    """What a loader draws from a ``CaptionDataset``: captions, or pictures with several captions each.
-
-    :param numbers: (units, k) long, the captions of each unit
-    :param mirrored: see ``CaptionDataset.images``
-    """
-
-    def __init__(self, dataset, numbers, mirrored=False):
-        self.dataset, self.numbers, self.mirrored = dataset, numbers, mirrored
-
-    def __len__(self):
-        return len(self.numbers)
-
-    def __getitems__(self, units):  # torch's loader asks so for all items of a batch
-        return collate(self.dataset, self.numbers[units].flatten(), self.mirrored)
-
-
 def captions_of(dataset):
     """Each caption by itself: (captions, 1)."""
     return torch.arange(len(dataset)).unsqueeze(1)
@@ -67,13 +50,15 @@ def pictures_of(dataset):
 def loader(dataset, numbers, batch_size, mirrored=False):
     """A ``DataLoader`` of :class:`Batch`, in this order.
 
+    :param dataset: ``datasets.CaptionDataset``
+    :param numbers: (units, k) long, the captions of each unit: of :func:`captions_of` or :func:`pictures_of`
     :param batch_size: units in a batch, rounded down to a multiple of the number of processes, if there are several
-    :param dataset, numbers, mirrored: as of :class:`Units`
+    :param mirrored: see ``CaptionDataset.images``
     """
     processes = PartialState().num_processes
     batch_size = max(batch_size // processes, 1) * processes
     # a loader takes a seed for workers, which it does not have, from torch's generator: from one of its own
-    return DataLoader(Units(dataset, numbers, mirrored), batch_size, collate_fn=lambda batch: batch,
+    return DataLoader(numbers, batch_size, collate_fn=lambda units: collate(dataset, torch.cat(units), mirrored),
                       generator=torch.Generator(), pin_memory=torch.cuda.is_available())
 
 
