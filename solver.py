@@ -24,11 +24,11 @@ from lab.decode.greedy_search import greedy_search
 from lab.decode.metrics import bleu, greedy_scores, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
-from lab.train.checkpoints import checkpoint_paths, save_checkpoint
+from lab.train.checkpoints import checkpoint_paths, history_path, save_checkpoint
 from lab.train.devices import accelerator_for, averages, log, own_device, progress_bar
 from lab.train.features import caption_dataset
-from lab.train.model import CaptionModel, build_model, decoder_name
-from lab.train.resume import continues, fingerprints, move_aside, resume, start_from
+from lab.train.model import CaptionModel, build_model
+from lab.train.resume import fingerprints, move_aside, resume, start_from
 from lab.train.settings import DEFAULTS, check_settings, in_epoch  # noqa: F401
 from utils import AverageMeter, atomic_path, best_epoch, monitored, topk_accuracy
 
@@ -113,8 +113,8 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
             if (lower := run.optimizer.param_groups[0]['lr']) < rate:
                 log(f"No better {cfg['monitor']} for {DECAY_AFTER} epochs: learning rate {lower:.2e}.")
         if run.accelerator.is_main_process:
-            if epoch == trained + 1 and not continues(cfg):
-                move_aside(cfg, history_path(cfg))
+            if epoch == trained + 1:
+                move_aside(cfg)
             save(run)
         run.accelerator.wait_for_everyone()
     return model.history
@@ -332,7 +332,3 @@ def save(run):
     save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
     with atomic_path(history_path(model.settings)) as temporary:
         temporary.write_text(json.dumps(model.history, indent=1))
-
-
-def history_path(cfg):
-    return Path(cfg['output_folder']) / f'history_{decoder_name(cfg)}.json'

@@ -1,4 +1,4 @@
-"""Small helpers shared by every step: atomic files, JSON, text, eval mode, packed scores, averages."""
+"""Small helpers shared by every step: atomic files, JSON, text, eval mode, averages."""
 
 import errno
 import html
@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-
-# torch is imported where it is used: it takes seconds, and create_input_files does without
 
 
 @contextmanager
@@ -131,14 +129,6 @@ def best_epoch(history):
     :return: its dict; an empty one of an empty history
     """
     return max(history, key=lambda epoch: (monitored(epoch), -epoch['val_loss']), default={})
-
-
-def packed(scores, decode_lengths):
-    """Predictions as a ``PackedSequence``, (words, vocab_size) without padding; packed ones stay."""
-    from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
-    if isinstance(scores, PackedSequence):
-        return scores
-    return pack_padded_sequence(scores, decode_lengths, batch_first=True)
 
 
 class AverageMeter:

@@ -38,7 +38,8 @@ def save_checkpoint(paths, model, optimizer, scheduler):
         fingerprints=model.fingerprints, decoder=model.decoder.state_dict(),
         encoder=model.encoder.stages.state_dict() if keep_encoder else None,
         encoder_digest=encoder_digest(model.encoder), optimizer=optimizer.state_dict(),
-        scheduler=scheduler.state_dict(), random_states=random_states())
+        scheduler=scheduler.state_dict(),
+        random_states=dict(torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all()))
     for path in paths:
         with atomic_path(path) as temporary, open(temporary, 'wb') as file:  # given a path, torch hides a full disk
             torch.save(state, file)
@@ -126,19 +127,11 @@ def restore_model(model, state, path):
                          'and encoder_weights as they were')
 
 
-def random_states():
-    """The states of torch's random generators, which dropout and scheduled sampling draw from."""
-    return dict(torch=torch.get_rng_state(), cuda=torch.cuda.get_rng_state_all())
-
-
-def restore_random_states(states):
-    """Set the generators to the states of :func:`random_states`; those of GPUs only where as many are there."""
-    torch.set_rng_state(states['torch'].cpu())
-    if len(states['cuda']) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([state.cpu() for state in states['cuda']])
-
-
 def checkpoint_paths(cfg):
     """:return: (latest, best) checkpoint files of a training"""
     folder, name = Path(cfg['output_folder']), decoder_name(cfg)
     return folder / f"checkpoint_{cfg['data_name']}_{name}.pth.tar", folder / f'BEST_checkpoint_{name}.pth.tar'
+
+
+def history_path(cfg):
+    return Path(cfg['output_folder']) / f'history_{decoder_name(cfg)}.json'

@@ -14,7 +14,6 @@ from lab.data.vocabulary import in_language, languages_of
 from lab.train import fast
 from lab.train.source import ROOT, edited, source_of
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
-from utils import packed
 
 
 class Decoded(NamedTuple):
@@ -150,7 +149,9 @@ def true_words(decoded):
     scores, captions, decode_lengths, *alphas, sort_ind = decoded
     # the words to predict start after <start>; packing leaves out everything past a caption's end
     targets, sizes, *_ = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)
-    scores = packed(scores, decode_lengths).data
+    if not isinstance(scores, PackedSequence):
+        scores = pack_padded_sequence(scores, decode_lengths, batch_first=True)
+    scores = scores.data
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # the loss is not in half precision
     return Decoded(scores, targets, alphas[0] if alphas else None, sizes, sort_ind)
 

@@ -4,14 +4,16 @@ import itertools
 import shutil
 from pathlib import Path
 
+import torch
+
 from datasets import content_digest
 from lab.train.checkpoints import (
     FORMAT,
     checkpoint_paths,
     file_digest,
+    history_path,
     read_checkpoint,
     restore_model,
-    restore_random_states,
 )
 from lab.train.devices import log
 from lab.train.model import decoder_name
@@ -73,7 +75,10 @@ def resume(model, optimizer, path):
         if cfg[key] != before[key] or cfg['cosine'] != before['cosine']:
             group['lr'] = cfg[key]
     model.history = state['history']
-    restore_random_states(state['random_states'])
+    states = state['random_states']
+    torch.set_rng_state(states['torch'])
+    if len(states['cuda']) == torch.cuda.device_count():  # on other GPUs dropout draws anew
+        torch.cuda.set_rng_state_all(states['cuda'])
     log(f"Going on after epoch {len(model.history)} of {path}, best {cfg['monitor']} "
         f"{abs(monitored(best_epoch(model.history))):.3f}.")
     return state
@@ -93,24 +98,20 @@ def fingerprints(cfg):
         'code': code_digest(cfg['decoder'])}
 
 
-def continues(cfg):
-    """Whether a training goes on in the folder of its checkpoint, so that the files there are its own."""
-    return bool(cfg['checkpoint']) and Path(cfg['checkpoint']).resolve().parent == Path(cfg['output_folder']).resolve()
-
-
-def move_aside(cfg, history):
+def move_aside(cfg):
     """Move what another training of this decoder left in ``output_folder`` into a folder of its own.
 
-    A training that goes on from a checkpoint elsewhere takes that one's best model along.
-
-    :param history: path of the history in ``output_folder``
+    Where a training goes on in the folder of its checkpoint, the files there are its own. One that goes on from a
+    checkpoint elsewhere takes that one's best model along.
     """
+    if cfg['checkpoint'] and Path(cfg['checkpoint']).resolve().parent == Path(cfg['output_folder']).resolve():
+        return
     _, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
     scores = (best.with_name(f'{split}_{name}.json') for split in ('test', 'val'))
     # the only one with the data set's name in its own: another data set's is of another training, too
     latest = sorted(best.parent.glob(f'checkpoint_*_{name}.pth.tar'))
-    files = [*latest, *(path for path in (best, history, *scores) if path.exists())]
+    files = [*latest, *(path for path in (best, history_path(cfg), *scores) if path.exists())]
     if files:
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()
