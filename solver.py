@@ -211,7 +211,7 @@ def train_epoch(run, epoch):
     teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
     model.train()  # what is frozen stays in eval(), see models.Encoder.train
     loader = batches.training_loader(run.train_data, cfg, epoch)
-    weights = batches.weights_of(loader, cfg['accumulate'])  # 1 unless gradients are accumulated
+    weights = batches.weights_of(run.train_data, loader, cfg['accumulate'])  # 1 unless gradients are accumulated
     losses, top5 = AverageMeter(), AverageMeter()
     bar = progress_bar(accelerator.prepare_data_loader(loader, False), desc=f"epoch {epoch}/{cfg['epochs']}",
                        unit='batch')

@@ -81,13 +81,12 @@ def training_loader(dataset, cfg, epoch):
     return loader(dataset, numbers, size, mirrored=cfg['flip'] and epoch % 2 == 0)
 
 
-def weights_of(loader, accumulate):
+def weights_of(dataset, loader, accumulate):
     """The weight of each batch's loss, by its number of words: a step is the mean of ``accumulate`` weighted losses.
 
-    :param loader: of :func:`training_loader`
+    :param loader: of :func:`training_loader`, for this data set
     :return: list of floats, 1 on average over a step
     """
-    units = loader.dataset
-    words = [int((units.dataset.caplens[part.flatten()] - 1).sum()) for part in units.numbers.split(loader.batch_size)]
+    words = [int((dataset.caplens[part.flatten()] - 1).sum()) for part in loader.dataset.split(loader.batch_size)]
     steps = [sum(words[first:first + accumulate]) for first in range(0, len(words), accumulate)]
     return [own * accumulate / steps[number // accumulate] for number, own in enumerate(words)]
