@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from instructor.assemble import ROOT, wanted_files, without_outputs
-from instructor.cut import BONUS, FIRST_OF_BONUS, student_source
+from instructor.cut import BONUS, student_source
 from instructor.handout import FOR_THE_BONUS, LANGUAGES, in_chinese, pack
 from utils import atomic_path
 
@@ -42,8 +42,8 @@ def files(todos=None, language='en'):
              if any(path.match(pattern) for pattern in FOR_THE_BONUS)}
     # the handout has it without the runs that ask for more
     found['compare.ipynb'] = without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode()
-    for name, first in FIRST_OF_BONUS.items():
-        found[name] = student_source((ROOT / name).read_text(encoding='utf-8'), name, first, todos).encode()
+    for name in BONUS.values():
+        found[name] = student_source((ROOT / name).read_text(encoding='utf-8'), name, todos).encode()
     found['BONUS.md'] = PAGE.read_bytes()
     if language == 'zh':
         found = in_chinese(found)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from instructor import translate
 from instructor.assemble import ROOT, wanted_files, without_outputs
-from instructor.cut import BEGIN, END, FIRST_OF_BONUS, REFERENCE, student_source
+from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
 from instructor.expected import as_file, content_of
 from utils import atomic_path
 
@@ -60,8 +60,8 @@ def files(language='en'):
             content = without_outputs(content.decode()).encode()
         if path.name == 'compare.ipynb':
             content = with_runs_of_the_lab(content.decode()).encode()
-        if (name := path.as_posix()) in FIRST_OF_BONUS:
-            content = student_source(content.decode(), name, FIRST_OF_BONUS[name]).encode()
+        if (name := path.as_posix()) in BONUS.values():
+            content = student_source(content.decode(), name).encode()
         found[path.as_posix()] = content
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
     found['ASSIGNMENT.md'] = ASSIGNMENT.read_bytes()

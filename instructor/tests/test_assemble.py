@@ -2,24 +2,18 @@
 
 import ast
 import json
-import sys
 
 import pytest
 from papermill.exceptions import PapermillExecutionError
 
-from instructor import cut
 from instructor.assemble import ROOT, assemble, without_outputs
 from instructor.cut import BEGIN, END, REFERENCE, student_source
 from lab.notebooks import run_notebook
 
 
-def test_student_models_are_what_the_reference_gives(tmp_path, monkeypatch):
+def test_student_models_are_what_the_reference_gives():
+    """After a change of the reference: ``python -m instructor.cut``."""
     assert (ROOT / 'models.py').read_text() == student_source(REFERENCE.read_text())
-    (tmp_path / 'models.py').write_text((ROOT / 'models.py').read_text() + '# changed\n')
-    monkeypatch.setattr(cut, 'ROOT', tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['cut', '--check'])
-    with pytest.raises(SystemExit, match='python -m instructor.cut'):
-        cut.main()
 
 
 def test_each_solution_becomes_a_sentence():
@@ -36,7 +30,6 @@ SOLUTION = '        ### BEGIN SOLUTION\n        pass\n        ### END SOLUTION\n
 
 @pytest.mark.parametrize(('body', 'message'), [
     (SOLUTION, 'without a'), (f'        # TODO 1: A.g\n{SOLUTION}', 'the TODO says A.g, the block is in A.f'),
-    (f'        # TODO 4: A.f\n{SOLUTION}', 'TODO 4 follows TODO 1'),
     (f'        # TODO 1: A.f\n{SOLUTION}'.replace(END, ''), 'without ### END'),
     (SOLUTION.replace(BEGIN, ''), 'without ### BEGIN')])
 def test_wrong_markers_are_refused(body, message):

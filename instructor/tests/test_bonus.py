@@ -10,9 +10,9 @@ from helpers import run_module
 from instructor import handout
 from instructor.assemble import ROOT
 from instructor.bonus import files, main
-from instructor.cut import BEGIN, BONUS, END, FIRST_OF_BONUS
+from instructor.cut import BEGIN, BONUS, END
 
-SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in FIRST_OF_BONUS}
+SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in BONUS.values()}
 
 
 def handed_out(folder, language):
