@@ -135,14 +135,18 @@ def assignment(text, rubric, task, points, in_all):
     return text.replace('{{points}}', '\n'.join(rows))
 
 
-def pack(content):
-    """:return: the bytes of the zip"""
+def pack(content, above=f'{NAME}/'):
+    """
+    :param content: path -> content
+    :param above: what the zip has before each path
+    :return: the bytes of the zip; what begins with #! is a program there
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in content.items():
-            entry = zipfile.ZipInfo(f'{NAME}/{name}', PACKED_AT)
+            entry = zipfile.ZipInfo(above + name, PACKED_AT)
             entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
-            entry.external_attr = 0o100644 << 16
+            entry.external_attr = (0o100755 if data.startswith(b'#!') else 0o100644) << 16
             archive.writestr(entry, data)
     return buffer.getvalue()
 
@@ -150,13 +154,11 @@ def pack(content):
 def build(folder, language='en'):
     """Write the folder and the zip.
 
-    :param folder: emptied first, if an earlier handout is in it
+    :param folder: emptied first
     :param language: 'en' or 'zh'
     :return: folder with the assignment, zip file
     """
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()) and not (folder / f'{NAME}.zip').exists():
-        raise HandoutError(f'{folder} holds something else than a handout: name another folder')
     shutil.rmtree(folder, ignore_errors=True)
     content = files(language)
     for name, data in content.items():
@@ -218,34 +220,32 @@ def prove_notebook_is_clean(path, notebook):
             raise HandoutError(f'{path} holds outputs or metadata of a run')
 
 
-def prove_it_works(folder, scratch, install=False):
-    """Do in a copy what a student does first, and what he has in the end.
+def prove_it_works(folder, scratch):
+    """Do in a copy what a student does first, and what he has in the end, in an environment of its requirements.
 
-    :param install: make the environment of its requirements too; else this one is used
     :raises HandoutError: something does not go as it must
     """
-    folder, scratch = Path(folder), Path(scratch)
-    python = sys.executable
-    steps = [lint, open_todos, early_notebooks, done_todos, done_notebooks]
-    with tqdm(total=len(steps) + install, desc='prove the handout', unit='step') as bar:
-        if install:
-            venv.create(scratch / 'env', with_pip=True)
-            python = str(scratch / 'env' / ('Scripts/python.exe' if sys.platform == 'win32' else 'bin/python'))
-            run([python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-r', 'requirements.txt'], folder)
-            bar.update()
-        for step in steps:
-            copy = scratch / step.__name__
-            shutil.copytree(folder, copy)
-            step(copy, python)
-            bar.update()
+    scratch = Path(scratch)
+    python = str(scratch / 'env' / ('Scripts/python.exe' if sys.platform == 'win32' else 'bin/python'))
+    for step in tqdm([install, lint, open_todos, early_notebooks, done_todos, done_notebooks],
+                     desc='prove the handout', unit='step'):
+        copy = scratch / step.__name__
+        shutil.copytree(folder, copy)
+        step(copy, python)
 
 
-def run(command, folder, code=0):
-    """:return: what the command printed; :raises HandoutError: another exit code"""
+def run(command, folder):
+    """:return: what the command printed; :raises HandoutError: it failed"""
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != code:
+    if done.returncode:
         raise HandoutError(f'{" ".join(map(str, command[1:4]))} ended with {done.returncode}:\n{done.stdout[-3000:]}')
     return done.stdout
+
+
+def install(folder, python):
+    """Its environment can be made."""
+    venv.create(Path(python).parents[1], with_pip=True)
+    run([python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-r', 'requirements.txt'], folder)
 
 
 def lint(folder, _):
@@ -316,18 +316,12 @@ run_notebook('compare.ipynb', pictures=few, cfg=sizes, shown=[0], output_folder=
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--language', choices=LANGUAGES, default='en', help='of its texts')
-    parser.add_argument('--build', type=Path, help='where to build it; default: build/handout, build/handout_zh')
-    parser.add_argument('--install', action='store_true', help='also prove that its environment installs (minutes)')
-    arguments = parser.parse_args()
+    language = parser.parse_args().language
     try:
-        language = arguments.language
-        place = ROOT / 'build' / ('handout' if language == 'en' else f'handout_{language}')
-        folder, archive = build(arguments.build or place, language)
-        if pack(files(language)) != archive.read_bytes():
-            raise HandoutError('a second packing gives other bytes')
+        folder, archive = build(ROOT / 'build' / ('handout' if language == 'en' else f'handout_{language}'), language)
         prove_nothing_is_given_away(archive)
         with tempfile.TemporaryDirectory() as scratch:
-            prove_it_works(folder, scratch, arguments.install)
+            prove_it_works(folder, scratch)
     except HandoutError as error:
         sys.exit(f'error: {error}')
     print(f'\nfolder  {folder}\nzip     {archive}  ({archive.stat().st_size / 1e6:.1f} MB)')
