@@ -68,14 +68,12 @@ def test_a_second_run_renews_code_and_keeps_what_runs_left(tmp_path):
     assert (build / 'runs/history.json').exists() and not (build / 'old_file.py').exists()
 
 
-def test_refusals_name_what_is_wrong(tmp_path):
-    (tmp_path / 'thesis').mkdir()
-    (tmp_path / 'thesis' / 'chapter.txt').write_text('mine')
-    for models, build, message in ((tmp_path / 'nothing.py', tmp_path / 'build', 'nothing.py'),
-                                   (REFERENCE, ROOT, 'repository itself'), (REFERENCE, tmp_path / 'thesis', 'thesis')):
-        with pytest.raises(ValueError, match=message):
-            assemble(models, build)
-    assert [path.name for path in (tmp_path / 'thesis').iterdir()] == ['chapter.txt']
+def test_a_folder_with_something_else_stays_as_it_is(tmp_path):
+    (tmp_path / 'chapter.txt').write_text('mine')
+    for folder in (tmp_path, ROOT):
+        with pytest.raises(ValueError, match=folder.name):
+            assemble(REFERENCE, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ['chapter.txt']
 
 
 def test_an_open_todo_stops_the_notebook_with_one_sentence(tmp_path):
