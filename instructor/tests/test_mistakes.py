@@ -3,7 +3,6 @@
 import functools
 import importlib
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -153,12 +152,6 @@ def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     assert right in RIGHT
     judged = verdicts(RIGHT.replace(right, wrong, 1), tmp_path, 4 if 'beta' in right else 1, SLOW)
     assert said in next(verdict.message for verdict in judged if verdict.outcome == 'failed')
-
-
-def test_sources_of_one_size_within_one_second(tmp_path, monkeypatch):
-    """Python's cached bytecode could not tell them apart."""
-    monkeypatch.setattr(sys, 'dont_write_bytecode', False)
-    assert [load(f'ANSWER = {n}\n', tmp_path).ANSWER for n in range(9)] == list(range(9))
 
 
 @pytest.mark.parametrize('path', [expected.EXPECTED, expected.EXPECTED_OF_BONUS], ids=['the lab', 'the bonus'])
