@@ -1,6 +1,5 @@
 """Assemble lays out a clean, complete copy; the student's models.py is what the reference gives."""
 
-import ast
 import json
 
 import pytest
@@ -14,15 +13,6 @@ from lab.notebooks import run_notebook
 def test_student_models_are_what_the_reference_gives():
     """After a change of the reference: ``python -m instructor.cut``."""
     assert (ROOT / 'models.py').read_text() == student_source(REFERENCE.read_text())
-
-
-def test_each_solution_becomes_a_sentence():
-    reference, student = REFERENCE.read_text(), (ROOT / 'models.py').read_text()
-    todos = [line.strip()[2:] for line in reference.splitlines() if line.strip().startswith('# TODO')]
-    raised = [node.exc.args[0].value for node in ast.walk(ast.parse(student))
-              if isinstance(node, ast.Raise) and node.exc.func.id == 'NotImplementedError']
-    assert len(todos) == 10 and sorted(raised) == sorted(
-        f'{todo} is still to do: follow its steps in models.py' for todo in todos)
 
 
 SOLUTION = '        ### BEGIN SOLUTION\n        pass\n        ### END SOLUTION\n'
