@@ -2,16 +2,13 @@
 
 Sizes are those of the original lab on COCO (256 x 256 pictures, ResNet-101, 512 throughout, 9,490 words, 80 captions a
 batch); weights and features are random, captions as long as COCO's. Both ways are timed in turns in one run, the best
-time of each counts, and the table says their ratio. It is left as Markdown and as JSON. The usual way has a process of
-its own with torch's own settings: large pages of memory (``solver.py``) are the lab's.
+time of each counts, and the table says their ratio. It is left as Markdown and as JSON.
 """
 
 import argparse
 import contextlib
 import ctypes
-import functools
 import json
-import multiprocessing
 import os
 import platform
 import subprocess
@@ -46,14 +43,13 @@ class Machine:
 
     :param device: 'cpu'; of ``benchmarks.gpu`` 'cuda', too
     :param small: tiny sizes, everything timed once
-    :param usual_ways: connection of :func:`in_another_process`, which times the usual ways; None: they are timed here
     :param bf16: the lab's own ways in half precision
     """
 
-    def __init__(self, device, small=False, usual_ways=None, bf16=False):
+    def __init__(self, device, small=False, bf16=False):
         self.device = torch.device(device)
         self.cuda = self.device.type == 'cuda'
-        self.small, self.usual_ways, self.bf16 = small, usual_ways, bf16
+        self.small, self.bf16 = small, bf16
         self.sizes, self.attention_dim = (SMALL, 9) if small else (SIZES, 512)
 
     def precision(self):
@@ -108,74 +104,11 @@ class Machine:
         :param usual, ours: (function, how many units it does)
         """
         (usual, usual_count), (ours, ours_count) = usual, ours
-        ask = self.ask if self.usual_ways else functools.partial(self.answer, usual, repeats, before)
-        usual_s, ours_s = self.in_turns(functools.partial(ask, 'seconds'), lambda: self.best(ours, repeats, before),
-                                        rounds=rounds)
-        usual_mb, ours_mb = (ask('peak'), self.peak(ours)) if memory else (None, None)
-        ask('next row')
+        usual_s, ours_s = self.in_turns(lambda: self.best(usual, repeats, before),
+                                        lambda: self.best(ours, repeats, before), rounds=rounds)
+        usual_mb, ours_mb = (self.peak(usual), self.peak(ours)) if memory else (None, None)
         return dict(what=what, unit=unit, usual=usual_count / usual_s, ours=ours_count / ours_s, usual_mb=usual_mb,
                     ours_mb=ours_mb)
-
-    def answer(self, usual, repeats, before, question):
-        """What a row asks about its usual way: 'seconds' or 'peak' (MB)."""
-        if question == 'seconds':
-            return self.best(usual, repeats, before)
-        return self.peak(usual) if question == 'peak' else None
-
-    def ask(self, question):
-        """The same of the other process, which then waits for the next question, or goes on to the 'next row'."""
-        self.usual_ways.send(question)
-        return self.usual_ways.recv()
-
-
-class UsualWays(Machine):
-    """The other process's side: of each row it times the usual way when asked, and nothing else.
-
-    :param asked: connection to the process that asks
-    """
-
-    def __init__(self, small, asked):
-        super().__init__('cpu', small)
-        self.asked = asked
-
-    def in_turns(self, *timed, rounds=3):
-        return [1.0] * len(timed)
-
-    def row(self, what, unit, usual, ours, rounds=3, repeats=3, memory=True, before=None):
-        question = None
-        while question != 'next row':
-            question = self.asked.recv()
-            self.asked.send(self.answer(usual[0], repeats, before, question))
-
-
-def time_usual_ways(part, small, asked):
-    """What the other process runs: the same part, row by row, until nobody asks any more."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError, BrokenPipeError):
-        for _ in PARTS[part](textbook.reference_models(folder), UsualWays(small, asked)):
-            pass
-
-
-@contextlib.contextmanager
-def in_another_process(part, small):
-    """The usual ways of a part in a process of its own, by torch's own settings.
-
-    :return: connection to it, see :meth:`Machine.ask`
-    """
-    context = multiprocessing.get_context('spawn')
-    here, there = context.Pipe()
-    process = context.Process(target=time_usual_ways, args=(part, small, there), daemon=True)
-    ours = os.environ['THP_MEM_ALLOC_ENABLE']  # set in solver.py
-    os.environ['THP_MEM_ALLOC_ENABLE'] = '0'
-    try:
-        process.start()
-    finally:
-        os.environ['THP_MEM_ALLOC_ENABLE'] = ours
-    there.close()
-    try:
-        yield here
-    finally:
-        here.close()
-        process.join()
 
 
 def _high_water_mark():
@@ -398,7 +331,7 @@ def preparing(_, machine):
                           (usual, pictures), (ours, pictures), rounds=1, repeats=2, memory=False,
                           # what one way leaves to be written is not to slow the other
                           before=getattr(os, 'sync', None))
-        yield {**row, 'usual_mb': Machine('cpu').peak(usual), 'ours_mb': max(peaks)}
+        yield {**row, 'usual_mb': machine.peak(usual), 'ours_mb': max(peaks)}
 
 
 def watch(process):
@@ -447,11 +380,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         models = textbook.reference_models(folder)
         for part in tqdm(args.parts or PARTS, desc='benchmark', unit='part'):
-            with (contextlib.nullcontext() if part == 'preparing' else  # which has no tensors
-                  in_another_process(part, args.small)) as usual_ways:
-                for row in PARTS[part](models, Machine('cpu', args.small, usual_ways, args.bf16)):
-                    rows.append(row)
-                    tqdm.write(markdown([row]).splitlines()[-1])
+            for row in PARTS[part](models, Machine('cpu', args.small, args.bf16)):
+                rows.append(row)
+                tqdm.write(markdown([row]).splitlines()[-1])
     about = dict(torch=torch.__version__, threads=torch.get_num_threads(), bf16=args.bf16)
     for name, text in (('bench.md', markdown(rows)), ('bench.json', json.dumps(dict(about, rows=rows), indent=1))):
         with atomic_path(args.output_folder / name) as path:
