@@ -173,15 +173,11 @@ def build(folder, language='en'):
 # --- What is proved on the result ---
 
 
-def solution_lines():
-    """The lines between the solution markers that say something, without spaces at the ends."""
-    lines, inside = set(), False
-    for line in map(str.strip, REFERENCE.read_text(encoding='utf-8').splitlines()):
-        if line in (BEGIN, END):
-            inside = line == BEGIN
-        elif inside and len(line) >= SHORTEST:
-            lines.add(line)
-    return lines
+def solution_lines(path=REFERENCE):
+    """The lines between a file's solution markers that say something, without spaces at the ends."""
+    blocks = re.findall(f'{BEGIN}\n(.*?){END}', path.read_text(encoding='utf-8'), re.S)
+    lines = {line.strip() for block in blocks for line in block.splitlines()}
+    return {line for line in lines if len(line) >= SHORTEST}
 
 
 def prove_nothing_is_given_away(archive):

@@ -10,7 +10,7 @@ from helpers import run_module
 from instructor import handout
 from instructor.assemble import ROOT
 from instructor.bonus import files, main
-from instructor.cut import BEGIN, BONUS, END
+from instructor.cut import BONUS
 
 SOLUTIONS = {name: (ROOT / name).read_text(encoding='utf-8') for name in BONUS.values()}
 
@@ -59,9 +59,7 @@ def mistaken(todo, old, new):
 def test_no_line_of_the_solution_is_in_it(folder):
     found = []
     for name, solution in SOLUTIONS.items():
-        blocks = re.findall(f'{BEGIN}\n(.*?){END}', solution, re.S)
-        lines = {line.strip() for block in blocks for line in block.splitlines()}
-        lines = {line for line in lines if len(line) >= handout.SHORTEST}
+        lines = handout.solution_lines(ROOT / name)
         todos = re.findall(r'# TODO (\d+): ', solution)
         found += map(int, todos)
         for source in (folder / name).read_text(), handout.files().get(name, b'').decode():
