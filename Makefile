@@ -39,7 +39,7 @@ bench: $(VENV)/.ready
 IN_LANGUAGE = $(if $(LANGUAGE),--language $(LANGUAGE))
 
 handout: $(VENV)/.ready
-	$(PY) -m instructor.handout --install $(IN_LANGUAGE)
+	$(PY) -m instructor.handout $(IN_LANGUAGE)
 
 bonus: $(VENV)/.ready
 	$(PY) -m instructor.bonus $(IN_LANGUAGE)

@@ -2,16 +2,13 @@
 
 Sizes are those of the original lab on COCO (256 x 256 pictures, ResNet-101, 512 throughout, 9,490 words, 80 captions a
 batch); weights and features are random, captions as long as COCO's. Both ways are timed in turns in one run, the best
-time of each counts, and the table says their ratio. It is left as Markdown and as JSON. The usual way has a process of
-its own with torch's own settings: large pages of memory (``solver.py``) are the lab's.
+time of each counts, and the table says their ratio. It is left as Markdown and as JSON.
 """
 
 import argparse
 import contextlib
 import ctypes
-import functools
 import json
-import multiprocessing
 import os
 import platform
 import subprocess
@@ -38,31 +35,26 @@ from utils import atomic_path
 SIZES = dict(embed_dim=512, decoder_dim=512, vocab_size=9490, encoder_dim=2048)
 SMALL = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
 CAPTIONS, PER_PICTURE, WORDS = 80, 5, 11
-COCO_CAPTIONS = 566_435  # of the 113,287 training pictures
 KINDS = 'soft attention', 'plain LSTM'
 
 
 class Machine:
     """Where it runs: what a call takes there, in seconds and in memory.
 
-    :param device: 'cpu' or 'cuda'
+    :param device: 'cpu'; of ``benchmarks.gpu`` 'cuda', too
     :param small: tiny sizes, everything timed once
-    :param usual_ways: connection of :func:`in_another_process`, which times the usual ways; None: they are timed here
-    :param bf16: the lab's own ways in half precision, as is the default on a GPU
+    :param bf16: the lab's own ways in half precision
     """
 
-    def __init__(self, device, small=False, usual_ways=None, bf16=False):
+    def __init__(self, device, small=False, bf16=False):
         self.device = torch.device(device)
         self.cuda = self.device.type == 'cuda'
-        self.small, self.usual_ways, self.bf16 = small, usual_ways, bf16 or self.cuda
+        self.small, self.bf16 = small, bf16
         self.sizes, self.attention_dim = (SMALL, 9) if small else (SIZES, 512)
 
     def precision(self):
         """Of the lab's own way."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
-
-    def compiled(self, function):
-        return torch.compile(function) if self.cuda else function
 
     def seconds(self, function, before=None):
         """:param before: called first, untimed"""
@@ -112,74 +104,11 @@ class Machine:
         :param usual, ours: (function, how many units it does)
         """
         (usual, usual_count), (ours, ours_count) = usual, ours
-        ask = self.ask if self.usual_ways else functools.partial(self.answer, usual, repeats, before)
-        usual_s, ours_s = self.in_turns(functools.partial(ask, 'seconds'), lambda: self.best(ours, repeats, before),
-                                        rounds=rounds)
-        usual_mb, ours_mb = (ask('peak'), self.peak(ours)) if memory else (None, None)
-        ask('next row')
+        usual_s, ours_s = self.in_turns(lambda: self.best(usual, repeats, before),
+                                        lambda: self.best(ours, repeats, before), rounds=rounds)
+        usual_mb, ours_mb = (self.peak(usual), self.peak(ours)) if memory else (None, None)
         return dict(what=what, unit=unit, usual=usual_count / usual_s, ours=ours_count / ours_s, usual_mb=usual_mb,
                     ours_mb=ours_mb)
-
-    def answer(self, usual, repeats, before, question):
-        """What a row asks about its usual way: 'seconds' or 'peak' (MB)."""
-        if question == 'seconds':
-            return self.best(usual, repeats, before)
-        return self.peak(usual) if question == 'peak' else None
-
-    def ask(self, question):
-        """The same of the other process, which then waits for the next question, or goes on to the 'next row'."""
-        self.usual_ways.send(question)
-        return self.usual_ways.recv()
-
-
-class UsualWays(Machine):
-    """The other process's side: of each row it times the usual way when asked, and nothing else.
-
-    :param asked: connection to the process that asks
-    """
-
-    def __init__(self, device, small, asked):
-        super().__init__(device, small)
-        self.asked = asked
-
-    def in_turns(self, *timed, rounds=3):
-        return [1.0] * len(timed)
-
-    def row(self, what, unit, usual, ours, rounds=3, repeats=3, memory=True, before=None):
-        question = None
-        while question != 'next row':
-            question = self.asked.recv()
-            self.asked.send(self.answer(usual[0], repeats, before, question))
-
-
-def time_usual_ways(part, device, small, asked):
-    """What the other process runs: the same part, row by row, until nobody asks any more."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EOFError, BrokenPipeError):
-        for _ in PARTS[part](textbook.reference_models(folder), UsualWays(device, small, asked)):
-            pass
-
-
-@contextlib.contextmanager
-def in_another_process(part, device, small):
-    """The usual ways of a part in a process of its own, by torch's own settings.
-
-    :return: connection to it, see :meth:`Machine.ask`
-    """
-    context = multiprocessing.get_context('spawn')
-    here, there = context.Pipe()
-    process = context.Process(target=time_usual_ways, args=(part, device, small, there), daemon=True)
-    ours = os.environ['THP_MEM_ALLOC_ENABLE']  # set in solver.py
-    os.environ['THP_MEM_ALLOC_ENABLE'] = '0'
-    try:
-        process.start()
-    finally:
-        os.environ['THP_MEM_ALLOC_ENABLE'] = ours
-    there.close()
-    try:
-        yield here
-    finally:
-        here.close()
-        process.join()
 
 
 def _high_water_mark():
@@ -236,7 +165,7 @@ class Setting:
 
 
 def training(models, machine):
-    """Steps of both decoders, and the share of the machine's own matrix-product rate."""
+    """Steps of both decoders."""
     for kind in KINDS:
         for cells in (64, 196):
             setting = Setting(models, machine, kind, cells)
@@ -247,26 +176,6 @@ def training(models, machine):
         native = Setting(models, machine, kind, 64)
         yield machine.row(f'training step, {kind}, 196 cells (8 × 8 pooled up to 14 × 14) against the native 64',
                           'captions', usual, (native.fast_step, CAPTIONS), repeats=6)  # the first find no pages yet
-    setting = Setting(models, machine, 'soft attention', 64)
-    with machine.precision():
-        left, right = (torch.randn(2048, 2048, device=machine.device) for _ in range(2))
-
-        def product():
-            with machine.precision():
-                return left @ right
-
-        step, of_machine = machine.in_turns(*(functools.partial(machine.best, function) for function in (
-            setting.fast_step, product)))
-    a, (e, d, v, m) = machine.attention_dim, (
-        machine.sizes[name] for name in ('encoder_dim', 'decoder_dim', 'vocab_size', 'embed_dim'))
-    words, pictures, cells = int((setting.lengths - 1).sum()), len(setting.pictures), 64
-    # multiplications: forward, gradient of the weights, gradient of the input (which the pictures do not need)
-    per_word = 3 * (d * (a + e + 4 * d) + e * 4 * d + m * 4 * d + d * v) + 2 * 2 * cells * e + 2 * cells * a
-    rate = 2 * (words * per_word + 2 * pictures * cells * e * a) / step / 1e9
-    limit = 2 * 2048 ** 3 / of_machine / 1e9
-    what = (f"the attention step's matrix products: {rate / limit:.0%} of the {limit:,.0f} GFLOP/s that the machine "
-            'has for 2048 × 2048')
-    yield dict(what=what, unit='GFLOP', usual=None, ours=rate, usual_mb=None, ours_mb=None, share=rate / limit)
 
 
 def encoding(models, machine):
@@ -277,7 +186,6 @@ def encoding(models, machine):
     pooled_up = models.Encoder('resnet101', 14, weights=None).to(machine.device)
     encoder = models.Encoder('resnet101', None, weights=None).to(machine.device)
     images = torch.randint(0, 256, (pictures, 3, side, side), dtype=torch.uint8).to(machine.device)
-    grid_of = machine.compiled(encoder.native_grid)
 
     def encode_per_caption():
         with torch.no_grad():
@@ -285,7 +193,7 @@ def encoding(models, machine):
 
     def encode_once():
         with torch.inference_mode(), machine.precision():
-            return grid_of(images)
+            return encoder.native_grid(images)
 
     def usual_frozen():
         usual.update(usual.textbook_loss(encode_per_caption()), usual.plain_adam)
@@ -313,7 +221,7 @@ def encoding(models, machine):
 
     def tuned():
         with machine.precision():
-            grids = grid_of(images)
+            grids = encoder.native_grid(images)
         native.update(native.fast_loss(grids, image_of=native.image_of), native.fused_adam, fused)
 
     yield machine.row('an epoch, encoder fine-tuned: it runs once per caption, against once per picture', 'pictures',
@@ -423,7 +331,7 @@ def preparing(_, machine):
                           (usual, pictures), (ours, pictures), rounds=1, repeats=2, memory=False,
                           # what one way leaves to be written is not to slow the other
                           before=getattr(os, 'sync', None))
-        yield {**row, 'usual_mb': Machine('cpu').peak(usual), 'ours_mb': max(peaks)}
+        yield {**row, 'usual_mb': machine.peak(usual), 'ours_mb': max(peaks)}
 
 
 def watch(process):
@@ -450,49 +358,32 @@ PARTS = dict(preparing=preparing, encoding=encoding, training=training, searchin
 
 
 def markdown(rows):
-    def figure(value, pattern):
-        return '' if value is None else pattern.format(value)
+    def figure(megabytes):
+        return '' if megabytes is None else f'{megabytes:,.0f}'
 
     lines = ['| | the usual way | here | times faster | MB, usual | MB, here |', '|:---|---:|---:|---:|---:|---:|']
     for row in rows:
-        usual, ours = (figure(row[way], '{:.3g} ' + row['unit'] + '/s') for way in ('usual', 'ours'))
-        ratio = figure(row['usual'] and row['ours'] / row['usual'], '**{:.1f}**')
-        lines.append(f"| {row['what']} | {usual} | {ours} | {ratio} | {figure(row['usual_mb'], '{:,.0f}')} | "
-                     f"{figure(row['ours_mb'], '{:,.0f}')} |")
+        usual, ours = (f"{row[way]:.3g} {row['unit']}/s" for way in ('usual', 'ours'))
+        lines.append(f"| {row['what']} | {usual} | {ours} | **{row['ours'] / row['usual']:.1f}** | "
+                     f"{figure(row['usual_mb'])} | {figure(row['ours_mb'])} |")
     return '\n'.join(lines) + '\n'
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('parts', nargs='*', metavar='PART', help=f"{', '.join(PARTS)}; default: all")
-    parser.add_argument('--device', default='cpu', choices=['cpu', 'cuda'], help='cuda: with bf16 and torch.compile')
-    parser.add_argument('--bf16', action='store_true', help="the lab's own ways in half precision on a CPU, too")
+    parser.add_argument('--bf16', action='store_true', help="the lab's own ways in half precision")
     parser.add_argument('--small', action='store_true', help='tiny sizes, each once: only to see that it runs')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     args = parser.parse_args()
-    chosen = args.parts or list(PARTS)
-    unknown = set(chosen) - set(PARTS)
-    if unknown:
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('there is no GPU here that torch can use')
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         models = textbook.reference_models(folder)
-        for part in tqdm(chosen, desc='benchmark', unit='part'):
-            with (contextlib.nullcontext() if part == 'preparing' else  # which has no tensors
-                  in_another_process(part, args.device, args.small)) as usual_ways:
-                for row in PARTS[part](models, Machine(args.device, args.small, usual_ways, args.bf16)):
-                    rows.append(row)
-                    tqdm.write(markdown([row]).splitlines()[-1])
-    about = dict(torch=torch.__version__, threads=torch.get_num_threads(), device=args.device,
-                 bf16=args.bf16 or args.device == 'cuda',
-                 gpu=torch.cuda.get_device_name() if args.device == 'cuda' else None)
-    for row in rows:
-        if row['what'].startswith('training step, soft attention, 64 cells'):
-            about['hours_of_ten_epochs_of_coco'] = {
-                way: None if row[way] is None else round(10 * COCO_CAPTIONS / row[way] / 3600, 2)
-                for way in ('usual', 'ours')}
+        for part in tqdm(args.parts or PARTS, desc='benchmark', unit='part'):
+            for row in PARTS[part](models, Machine('cpu', args.small, args.bf16)):
+                rows.append(row)
+                tqdm.write(markdown([row]).splitlines()[-1])
+    about = dict(torch=torch.__version__, threads=torch.get_num_threads(), bf16=args.bf16)
     for name, text in (('bench.md', markdown(rows)), ('bench.json', json.dumps(dict(about, rows=rows), indent=1))):
         with atomic_path(args.output_folder / name) as path:
             path.write_text(text, encoding='utf-8')

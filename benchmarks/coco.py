@@ -15,7 +15,6 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
 import torch
 import torchvision
 
@@ -129,24 +128,12 @@ def measure(folder, args):
                                                                 zip(history, epochs, strict=True)), 's', None))
 
     model = checkpoints.load_model(checkpoints.checkpoint_paths({**solver.DEFAULTS, **cfg})[0], args.device)
-    result = evaluate(model, 'TEST', (1, 3, 5), batch_size=args.search_batch)
+    result = evaluate(model, 'TEST', (1, 3, 5))
     length = np.mean([len(one['caption']) for one in result['captions']])
     for score in result['scores']:
         rows.append((f"BLEU pass on {args.others:,} pictures, beam {score['beam_size']} (captions of "
                      f'{length:.1f} words)', score['seconds'], 's', None))
-    rows.append(('memory of the process at its peak', peak_memory(), 'GB', None))
-    if args.device.startswith('cuda'):
-        rows.append(('of the GPU', torch.cuda.max_memory_allocated() / 1e9, 'GB', None))
     return rows
-
-
-def peak_memory():
-    memory = psutil.Process().memory_info()
-    try:
-        import resource
-        return max(memory.rss, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e9
-    except ImportError:  # Windows has this in its place
-        return memory.peak_wset / 1e9
 
 
 def markdown(rows, about):
@@ -165,7 +152,6 @@ def main():
     parser.add_argument('--encoder', default='resnet101')
     parser.add_argument('--epochs', type=int, default=2)
     parser.add_argument('--batch-size', type=int, default=80, help='captions')
-    parser.add_argument('--search-batch', type=int, default=32, help='pictures searched at once')
     parser.add_argument('--output-folder', type=Path, default=ROOT / 'build' / 'bench')
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'coco', help='build folder')
     args = parser.parse_args()

@@ -4,7 +4,6 @@ Training steps of soft attention, ``by_picture``, as in ``benchmarks.bench``, al
 the pieces of those above it as well; what a row does not have yet is done by a stand-in, as the textbook loop does it.
 """
 
-import argparse
 import tempfile
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -65,9 +64,7 @@ def rows(setting):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--small', action='store_true', help='tiny sizes, each once: only to see that it runs')
-    machine = bench.Machine('cpu', small=parser.parse_args().small)
+    machine = bench.Machine('cpu')
     with tempfile.TemporaryDirectory() as folder:
         models = textbook.reference_models(folder)
     table = {}

@@ -16,7 +16,6 @@ import gc
 import json
 import math
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -49,9 +48,9 @@ FEW = dict(train=32, val=8, test=8)
 NOTEBOOKS = {'plain LSTM': 'train_rnn.ipynb', 'soft attention': 'train_attention.ipynb'}
 BESIDE = '''\
 Beside it: of training steps, the textbook loop at 196 cells in single precision; of beam search, the textbook search;
-of a resumed training, one that stayed on its device; of a notebook, what `instructor/ASSIGNMENT.md` and
-`docs/shapes.md` say of two cores. MB is what a call takes at its peak, on top of what was there before. In single
-precision a GPU's convolutions are in TF32, torch's default.
+of a resumed training, one that stayed on its device. MB is what a call takes at its peak, on top of what was there
+before. In single precision a GPU's convolutions are in TF32, torch's default. `instructor/ASSIGNMENT.md` and
+`docs/shapes.md` say what the notebooks take and reach on two cores.
 '''
 
 
@@ -209,30 +208,19 @@ def resuming(models, machine):
             raise ValueError(f'a checkpoint of {here} goes on in another way on {there}')
 
 
-def stated(file, pattern):
-    """A figure of the docs, of two cores without a GPU; None: it is not there."""
-    match = re.search(pattern, (ROOT / file).read_text(encoding='utf-8'))
-    return float(match[1]) if match else None
-
-
 def train_notebook(kind, models, machine):
     """A training notebook without its checks and figures, then the BLEU-4 of ``test.ipynb``."""
     given, device = settings_of(NOTEBOOKS[kind]), str(machine.device)
     cfg = given['cfg'] | dict(device=device) | (dict(epochs=1) if machine.small else {})
-    minutes, of_cpu = None, None
-    if not machine.small:  # other pictures have other scores
-        minutes = stated('instructor/ASSIGNMENT.md', rf'`{NOTEBOOKS[kind]}` \| (\d+) minutes')
-        of_cpu = stated('docs/shapes.md', rf'\| {kind} \| (0\.\d+) \|')
     start = time.perf_counter()
     draw(cfg, FEW if machine.small else given['pictures'])
     history = train(cfg)
     seconds = time.perf_counter() - start
-    yield row(f'`{NOTEBOOKS[kind]}`', 'minutes', seconds / 60, minutes)
+    yield row(f'`{NOTEBOOKS[kind]}`', 'minutes', seconds / 60)
     yield row(f'greedy BLEU-4 on validation, {kind}', '', best_epoch(history)['val_greedy_bleu4'])
     model = load_model(checkpoint_paths(cfg)[1], device)
     for score in evaluate(model, 'TEST', (1, 3, 5), history=history)['scores']:
-        yield row(f"BLEU-4 on test, {kind}, beam {score['beam_size']}", '', score['BLEU-4'],
-                  of_cpu if score['beam_size'] == 3 else None)
+        yield row(f"BLEU-4 on test, {kind}, beam {score['beam_size']}", '', score['BLEU-4'])
 
 
 STEPS = {f'training step, {kind}, {way}': (12, functools.partial(same_step, kind, way))

@@ -31,7 +31,7 @@ class Drawing:
         self.text(x, y, text, size)
 
     def text(self, x, y, text, size=10, **options):
-        self.axes.text(x, y, text, size=size, ha=options.pop('ha', 'center'), va='center', **options)
+        self.axes.text(x, y, text, size=size, ha='center', va='center', **options)
 
     def arrow(self, *points, text='', shift=(0, 0.4)):
         """Through these points, with a text near the middle of the last piece."""

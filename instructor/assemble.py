@@ -28,18 +28,14 @@ def assemble(models_file, build_folder):
     :param models_file: the ``models.py`` to lay in: the reference or a student's
     :param build_folder: made if need be; must not be the repository or lie above it
     :return: the build folder, a ``Path``
-    :raises ValueError: no such models file, or a build folder that holds something else
+    :raises ValueError: a build folder that holds something else
     """
-    models_file, build = Path(models_file).resolve(), Path(build_folder).resolve()
-    if not models_file.is_file():
-        raise ValueError(f'there is no file {models_file} to lay in as models.py')
-    if build == ROOT or build in ROOT.parents:
-        raise ValueError(f'{build} is the repository itself or lies above it: name a folder of its own')
+    build = Path(build_folder).resolve()
     stamp = build / '.assembled'
     if build.exists() and any(build.iterdir()) and not stamp.exists():
         raise ValueError(f'{build} holds files of yours: name an empty folder, or one that assemble made')
 
-    model_source = models_file.read_bytes()
+    model_source = Path(models_file).read_bytes()
     wanted = wanted_files()
     if stamp.exists():
         for old in {Path(line) for line in stamp.read_text().splitlines()} - wanted:

@@ -13,12 +13,11 @@ import re
 from pathlib import Path
 
 from instructor.assemble import ROOT, wanted_files, without_outputs
-from instructor.cut import BONUS, FIRST_OF_BONUS, student_source
+from instructor.cut import BONUS, student_source
 from instructor.handout import FOR_THE_BONUS, LANGUAGES, in_chinese, pack
 from utils import atomic_path
 
 PAGE = ROOT / 'instructor' / 'BONUS.md'
-ALIKE = {6: 7, 7: 6, 9: 10, 10: 9}  # attend, or start and one_step, of the one show those of the other
 
 
 def task(page, todos):
@@ -42,8 +41,8 @@ def files(todos=None, language='en'):
              if any(path.match(pattern) for pattern in FOR_THE_BONUS)}
     # the handout has it without the runs that ask for more
     found['compare.ipynb'] = without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode()
-    for name, first in FIRST_OF_BONUS.items():
-        found[name] = student_source((ROOT / name).read_text(encoding='utf-8'), name, first, todos).encode()
+    for name in BONUS.values():
+        found[name] = student_source((ROOT / name).read_text(encoding='utf-8'), name, todos).encode()
     found['BONUS.md'] = PAGE.read_bytes()
     if language == 'zh':
         found = in_chinese(found)
@@ -60,7 +59,7 @@ def main():
     parser.add_argument('--output', type=Path, default=ROOT / 'build' / 'bonus')
     parser.add_argument('--language', choices=LANGUAGES, default='en', help='of its texts')
     parser.add_argument('--todo', type=int, nargs='+', choices=BONUS, metavar='N',
-                        help='leave only these open; the zip holds the solutions of the others')
+                        help='leave only these open; the zip holds the solutions of the others (docs/grading.md)')
     arguments = parser.parse_args()
     which = ''.join(f'-{todo}' for todo in sorted(set(arguments.todo or ())))
     language = '' if arguments.language == 'en' else f'_{arguments.language}'
@@ -68,11 +67,6 @@ def main():
     with atomic_path(target) as temporary:
         temporary.write_bytes(pack(files(arguments.todo, arguments.language)))
     print(f'{target}: unzip it over the handout, when TODO 5 is done')
-    if which:
-        print(f'It holds the solutions of all other TODOs from {min(BONUS)} to {max(BONUS)}: whoever has it has those.')
-        for one in sorted(ALIKE.keys() & set(arguments.todo)):
-            if (other := ALIKE[one]) not in arguments.todo:
-                print(f'TODO {other}, solved there, is in parts as TODO {one}: leave both open, --todo {one} {other}.')
 
 
 if __name__ == '__main__':

@@ -95,8 +95,7 @@ def strings(node, whole, of_checks):
     """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with.
 
     :param whole: function node -> what it says
-    :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read, as
-        one in the header of ``markdown(header, rows)`` is
+    :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read
     """
     parts, words = ast.iter_child_nodes(node), []
     match node:
@@ -104,14 +103,12 @@ def strings(node, whole, of_checks):
             return [node] if is_sentence(whole(node), isinstance(node, ast.JoinedStr)) else []
         case ast.Compare() | ast.Expr(value=ast.Constant()) | ast.Call(func=ast.Attribute(value=ast.Name('re'))):
             return []
-        case ast.Subscript() if ast.unparse(node.value) != 'Annotated':  # that one holds what a setting must be
+        case ast.Subscript():
             parts = [node.value]
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords
         case ast.IfExp() if of_checks:
             words = [node.body, node.orelse]
-        case ast.Call(func=ast.Name('markdown')) if of_checks:
-            words = ast.walk(node.args[0])
     words = [part for part in words
              if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha()]
     return words + [found for part in parts for found in strings(part, whole, of_checks)]

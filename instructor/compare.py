@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from instructor.assemble import ROOT, assemble
+from instructor.cut import REFERENCE
 from lab.notebooks import run_notebook
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
@@ -23,17 +24,12 @@ def read_settings(path):
     """Settings of ``compare.ipynb`` from a JSON file; folders in it are as seen from the present folder, but for that
     of the embedded data, which the notebook draws beside itself.
 
-    :raises ValueError: no such file, no JSON object, or a name that the notebook does not know
+    :raises ValueError: no JSON, or a name that the notebook does not know
     """
-    try:
-        settings = json.loads(Path(path).read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise ValueError(f'cannot read the settings {path}: {error}') from error
+    settings = json.loads(Path(path).read_text(encoding='utf-8'))
     cells = json.loads((ROOT / 'compare.ipynb').read_text(encoding='utf-8'))['cells']
     cell, = (cell for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
     names = [target.id for node in ast.parse(''.join(cell['source'])).body for target in node.targets]
-    if not isinstance(settings, dict):
-        raise ValueError(f'{path} must hold an object')
     if strange := ', '.join(sorted(set(settings) - set(names))):
         raise ValueError(f'{path} may have the names {", ".join(names)}, not {strange}')
     drawn = {'data_folder'} if settings.get('data', 'shapes') == 'shapes' else set()
@@ -48,13 +44,12 @@ def read_settings(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'compare', help='build folder')
-    parser.add_argument('--models', type=Path, default=ROOT / 'instructor' / 'models.py', help='models.py to lay in')
     parser.add_argument('--settings', type=Path, help='JSON file with settings in place of those in the notebook')
     arguments = parser.parse_args()
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     try:
         settings = {'split': 'TEST'} | (read_settings(arguments.settings) if arguments.settings else {})
-        build = assemble(arguments.models, arguments.build)
+        build = assemble(REFERENCE, arguments.build)
         run_notebook(build / 'compare.ipynb', build / 'compare.ipynb', **settings)
     except ValueError as error:
         sys.exit(f'error: {error}')

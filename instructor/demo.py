@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from instructor.assemble import ROOT, assemble
+from instructor.cut import REFERENCE
 from lab.figures import bleu_table
 from lab.notebooks import run_notebook
 
@@ -25,14 +26,13 @@ PICTURES = {'attention_test1': 'attention', 'history_Attention': 'history'}  # f
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'demo', help='build folder')
-    parser.add_argument('--models', type=Path, default=ROOT / 'instructor' / 'models.py', help='models.py to lay in')
     parser.add_argument('--pictures', action='store_true', help='put its figures into README.md (docs/images)')
     arguments = parser.parse_args()
     start = time.perf_counter()
     # layers as small as the demo's gain nothing from a second thread, and lose much when anything else runs
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     try:
-        build = assemble(arguments.models, arguments.build)
+        build = assemble(REFERENCE, arguments.build)
         print(f'\n== {" and ".join(TRAINING)} ==', flush=True)
         trainings = [subprocess.Popen([sys.executable, '-m', 'lab.notebooks', name], cwd=build) for name in TRAINING]
         if any([training.wait() for training in trainings]):

@@ -11,11 +11,11 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 
 from PIL import Image
 
 from instructor.assemble import ROOT, assemble
+from instructor.cut import REFERENCE
 from instructor.demo import NOTEBOOKS, TRAINING
 from lab.notebooks import run_notebook
 from report.render import GUIDE, YOUR_NAME, YOUR_TEXT, still_open, write_page
@@ -103,12 +103,11 @@ def write_example(build):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'example', help='build folder')
     parser.add_argument('--texts', action='store_true', help='with the runs that are in the build folder')
     arguments = parser.parse_args()
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     try:
-        build = assemble(ROOT / 'instructor' / 'models.py', arguments.build)
+        build = assemble(REFERENCE, ROOT / 'build' / 'example')
         notebooks = {name: {} for name in (*TRAINING, *NOTEBOOKS)} | {'compare.ipynb': COMPARISON}
         for name, parameters in notebooks.items() if not arguments.texts else ():
             print(f'\n== {name} ==', flush=True)

@@ -1,11 +1,9 @@
 """What the reference and every mistake of the library give for the requests of the checks: ``tests/expected.npz``.
 
 The students' checks read it, so they compare with the reference and name known mistakes without holding a line of
-the solution. ``tests/bonus/expected.npz`` is the same for the bonus task. Run as a program, it writes both files; with
-``--check`` it only compares.
+the solution. ``tests/bonus/expected.npz`` is the same for the bonus task. ``make remake`` writes both files.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -20,7 +18,6 @@ from tqdm import tqdm
 from instructor.assemble import ROOT
 from instructor.cut import BONUS, REFERENCE
 from instructor.mistakes import mistakes
-from utils import atomic_path
 
 sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'tests' / 'bonus')]
 import bonus_protocol  # noqa: E402
@@ -218,19 +215,6 @@ def files():
             EXPECTED_OF_BONUS: as_file(*expected(fresh_bonus(), mistakes(BONUS)))}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--check', action='store_true', help='only say whether the files are up to date')
-    check = parser.parse_args().check
-    for path, content in files().items():
-        if not check:
-            with atomic_path(path) as temporary:
-                temporary.write_bytes(content)
-        elif differ := list(differences(content, path.read_bytes())):
-            print('\n'.join(differ[:20]))
-            sys.exit(f'{path.relative_to(ROOT)} is not what the reference gives: run python -m instructor.expected')
-
-
 def differences(one, other):
     """Where two files differ by more than rounding, which is another on other machines: lines of text."""
     (index, numbers), (kept, kept_numbers) = map(content_of, (one, other))
@@ -247,7 +231,3 @@ def differences(one, other):
                 yield f'mistakes/{name}/{about}: only in one of them'
             elif not all(map(checking.same_signature, *found)):
                 yield f'mistakes/{name}/{about}: {found[0]} and {found[1]}'
-
-
-if __name__ == '__main__':
-    main()

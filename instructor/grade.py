@@ -22,7 +22,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -181,10 +180,10 @@ def page(result):
     return '\n'.join(out) + '\n'
 
 
-def gradescope(result, seconds):
+def gradescope(result):
     """Gradescope's results.json."""
     return {
-        'score': result['points'], 'execution_time': round(seconds), 'visibility': 'visible',
+        'score': result['points'], 'visibility': 'visible',
         'stdout_visibility': 'hidden', 'output': '\n'.join(map(printable, result['notes'])),
         'tests': [{'name': f"TODO {check['todo']}: {check['test'].removeprefix('test_').replace('_', ' ')}",
                    'score': check['points'], 'max_score': check['possible'], 'output': printable(check['message']),
@@ -192,9 +191,9 @@ def gradescope(result, seconds):
                   for check in result['checks']]}
 
 
-def write_results(folder, result, seconds):
+def write_results(folder, result):
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (('page.html', page(result)), ('results.json', json.dumps(gradescope(result, seconds), indent=1)),
+    for name, text in (('page.html', page(result)), ('results.json', json.dumps(gradescope(result), indent=1)),
                        ('grade.json', json.dumps(result, indent=1))):
         with atomic_path(folder / name) as temporary:
             temporary.write_text(text, encoding='utf-8')
@@ -227,13 +226,12 @@ def of_the_grader():
 # --- All of them ---
 
 
-def grade_all(paths, output, workers=2, seed=None, progress=True):
+def grade_all(paths, output, workers=2):
     """Grade submissions, each by itself; what was graded before is kept.
 
     :param paths: folders, zips or files
     :param output: folder for pages and tables
     :param workers: how many at once
-    :param seed: of the hidden inputs; None draws one that nobody knows
     :return: list of results, in the order of the paths
     :raises SandboxError: submissions cannot be run here
     """
@@ -241,20 +239,19 @@ def grade_all(paths, output, workers=2, seed=None, progress=True):
     with tempfile.TemporaryDirectory() as folder:
         clean = clean_assignment(Path(folder) / 'clean')
         check_sandbox(clean)
-        hidden, fresh = hidden_inputs(load(REFERENCE.read_text(encoding='utf-8'), folder), seed or secrets.token_hex())
-        names = unique_names(paths, output)
+        hidden, fresh = hidden_inputs(load(REFERENCE.read_text(encoding='utf-8'), folder), secrets.token_hex())
+        names = unique_names(paths)
 
         def one(path):
             try:
                 return grade_one(path, names[path], output, clean, hidden, fresh)
             except Exception as error:  # never points for a crash of the grader, and the others go on
                 result = zero(names[path], f'the grader failed: {type(error).__name__}: {error}; please grade by hand')
-                write_results(page_folder(output, names[path]), result, 0)
+                write_results(output / 'pages' / names[path], result)
                 return result, []
 
         with ThreadPoolExecutor(workers) as pool:
-            graded = list(tqdm(pool.map(one, paths), total=len(paths), desc='grading', unit='submission',
-                               disable=not progress))
+            graded = list(tqdm(pool.map(one, paths), total=len(paths), desc='grading', unit='submission'))
     results = [result for result, _ in graded]
     with atomic_path(output / 'grades.csv') as temporary:
         temporary.write_text(table(results), encoding='utf-8')
@@ -289,14 +286,14 @@ def check_sandbox(clean):
 
 def grade_one(path, name, output, clean, hidden, fresh):
     """:return: result, and what is compared with other submissions, ``similar.windows``"""
-    start, folder = time.perf_counter(), page_folder(output, name)
+    folder = output / 'pages' / name
     try:
         read = limited.call(evidence.read, str(path))
     except limited.LimitError as error:
         read = {'error': str(error)}
     if 'error' in read:
         result = zero(name, read['error'])
-        write_results(folder, result | {'source': os.path.abspath(path)}, time.perf_counter() - start)
+        write_results(folder, result)
         return result, []
     code = {name: base64.b64decode(content) for name, content in read['code'].items()}
     stamp = f"{read['digest']} {of_the_grader()}"
@@ -317,39 +314,27 @@ def grade_one(path, name, output, clean, hidden, fresh):
         remarks = [f'what the notebooks left: {error}']
     result = {'name': name, 'points': sum(v.points for v in verdicts), 'possible': sum(v.possible for v in verdicts),
               'checks': [dataclasses.asdict(v) for v in verdicts], 'notes': read['notes'], 'evidence': remarks,
-              'fingerprint': stamp, 'source': os.path.abspath(path)}
+              'fingerprint': stamp}
     if ran_out:
         del result['fingerprint']  # graded again in the next run
-    write_results(folder, result, time.perf_counter() - start)
+    write_results(folder, result)
     return result, windows
 
 
-def page_folder(output, name):
-    return output / 'pages' / name
-
-
-def unique_names(paths, output):
-    """Path -> name of its pages: the submission's own, and a number where another of that name was graded before."""
+def unique_names(paths):
+    """Path -> name of its pages: the submission's own, and a number where another one has that name."""
     found, taken = {}, set()
     for path in paths:
         whole = Path(os.path.abspath(path))
         name = whole.parent.name if whole.name == 'models.py' else whole.name.removesuffix('.zip').removesuffix('.py')
         name = re.sub(r'[^\w.-]', '_', name).strip('.')[:60] or 'submission'  # a file's name has 255 bytes at most
         own, number = name, 1
-        while own in taken or other_source(page_folder(output, own), path):
+        while own in taken:
             number += 1
             own = f'{name}_{number}'
         taken.add(own)
         found[path] = own
     return found
-
-
-def other_source(folder, path):
-    """Whether these pages are of another submission."""
-    try:
-        return json.loads((folder / 'grade.json').read_text(encoding='utf-8'))['source'] != os.path.abspath(path)
-    except (OSError, ValueError, KeyError):
-        return False
 
 
 def main():

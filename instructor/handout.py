@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from instructor import translate
 from instructor.assemble import ROOT, wanted_files, without_outputs
-from instructor.cut import BEGIN, END, FIRST_OF_BONUS, REFERENCE, student_source
+from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
 from instructor.expected import as_file, content_of
 from utils import atomic_path
 
@@ -60,8 +60,8 @@ def files(language='en'):
             content = without_outputs(content.decode()).encode()
         if path.name == 'compare.ipynb':
             content = with_runs_of_the_lab(content.decode()).encode()
-        if (name := path.as_posix()) in FIRST_OF_BONUS:
-            content = student_source(content.decode(), name, FIRST_OF_BONUS[name]).encode()
+        if (name := path.as_posix()) in BONUS.values():
+            content = student_source(content.decode(), name).encode()
         found[path.as_posix()] = content
     found['models.py'] = student_source(REFERENCE.read_text(encoding='utf-8')).encode()
     found['ASSIGNMENT.md'] = ASSIGNMENT.read_bytes()
@@ -135,14 +135,18 @@ def assignment(text, rubric, task, points, in_all):
     return text.replace('{{points}}', '\n'.join(rows))
 
 
-def pack(content):
-    """:return: the bytes of the zip"""
+def pack(content, above=f'{NAME}/'):
+    """
+    :param content: path -> content
+    :param above: what the zip has before each path
+    :return: the bytes of the zip; what begins with #! is a program there
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, 'w', zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in content.items():
-            entry = zipfile.ZipInfo(f'{NAME}/{name}', PACKED_AT)
+            entry = zipfile.ZipInfo(above + name, PACKED_AT)
             entry.compress_type, entry.create_system = zipfile.ZIP_DEFLATED, 3
-            entry.external_attr = 0o100644 << 16
+            entry.external_attr = (0o100755 if data.startswith(b'#!') else 0o100644) << 16
             archive.writestr(entry, data)
     return buffer.getvalue()
 
@@ -150,13 +154,11 @@ def pack(content):
 def build(folder, language='en'):
     """Write the folder and the zip.
 
-    :param folder: emptied first, if an earlier handout is in it
+    :param folder: emptied first
     :param language: 'en' or 'zh'
     :return: folder with the assignment, zip file
     """
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()) and not (folder / f'{NAME}.zip').exists():
-        raise HandoutError(f'{folder} holds something else than a handout: name another folder')
     shutil.rmtree(folder, ignore_errors=True)
     content = files(language)
     for name, data in content.items():
@@ -171,15 +173,11 @@ def build(folder, language='en'):
 # --- What is proved on the result ---
 
 
-def solution_lines():
-    """The lines between the solution markers that say something, without spaces at the ends."""
-    lines, inside = set(), False
-    for line in map(str.strip, REFERENCE.read_text(encoding='utf-8').splitlines()):
-        if line in (BEGIN, END):
-            inside = line == BEGIN
-        elif inside and len(line) >= SHORTEST:
-            lines.add(line)
-    return lines
+def solution_lines(path=REFERENCE):
+    """The lines between a file's solution markers that say something, without spaces at the ends."""
+    blocks = re.findall(f'{BEGIN}\n(.*?){END}', path.read_text(encoding='utf-8'), re.S)
+    lines = {line.strip() for block in blocks for line in block.splitlines()}
+    return {line for line in lines if len(line) >= SHORTEST}
 
 
 def prove_nothing_is_given_away(archive):
@@ -218,43 +216,39 @@ def prove_notebook_is_clean(path, notebook):
             raise HandoutError(f'{path} holds outputs or metadata of a run')
 
 
-def prove_it_works(folder, scratch, install=False):
-    """Do in a copy what a student does first, and what he has in the end.
+def prove_it_works(folder, scratch):
+    """Do in a copy what a student does first, and what he has in the end, in an environment of its requirements.
 
-    :param install: make the environment of its requirements too; else this one is used
     :raises HandoutError: something does not go as it must
     """
-    folder, scratch = Path(folder), Path(scratch)
-    python = sys.executable
-    steps = [lint, open_todos, early_notebooks, done_todos, done_notebooks]
-    with tqdm(total=len(steps) + install, desc='prove the handout', unit='step') as bar:
-        if install:
-            venv.create(scratch / 'env', with_pip=True)
-            python = str(scratch / 'env' / ('Scripts/python.exe' if sys.platform == 'win32' else 'bin/python'))
-            run([python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-r', 'requirements.txt'], folder)
-            bar.update()
-        for step in steps:
-            copy = scratch / step.__name__
-            shutil.copytree(folder, copy)
-            step(copy, python)
-            bar.update()
+    scratch = Path(scratch)
+    python = str(scratch / 'env' / ('Scripts/python.exe' if sys.platform == 'win32' else 'bin/python'))
+    for step in tqdm([install, lint, open_todos, early_notebooks, done_todos, done_notebooks],
+                     desc='prove the handout', unit='step'):
+        copy = scratch / step.__name__
+        shutil.copytree(folder, copy)
+        step(copy, python)
 
 
-def run(command, folder, code=0):
-    """:return: what the command printed; :raises HandoutError: another exit code"""
+def run(command, folder):
+    """:return: what the command printed; :raises HandoutError: it failed"""
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode != code:
+    if done.returncode:
         raise HandoutError(f'{" ".join(map(str, command[1:4]))} ended with {done.returncode}:\n{done.stdout[-3000:]}')
     return done.stdout
 
 
+def install(folder, python):
+    """Its environment can be made."""
+    venv.create(Path(python).parents[1], with_pip=True)
+    run([python, '-m', 'pip', 'install', '-q', '--disable-pip-version-check', '-r', 'requirements.txt'], folder)
+
+
 def lint(folder, _):
-    """Every file parses and lints with the TODOs open. The linter is ours: students need none."""
+    """Every file lints with the TODOs open. The linter is ours: students need none."""
     # lines may be too long: a message in Chinese stands on one
     config = ['--config', str(folder / 'pyproject.toml'), '--ignore', 'E501']
     run([sys.executable, '-m', 'ruff', 'check', *config, '.'], folder)
-    for path in folder.rglob('*.py'):
-        compile(path.read_text(encoding='utf-8'), str(path), 'exec')
 
 
 def open_todos(folder, python):
@@ -316,18 +310,12 @@ run_notebook('compare.ipynb', pictures=few, cfg=sizes, shown=[0], output_folder=
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--language', choices=LANGUAGES, default='en', help='of its texts')
-    parser.add_argument('--build', type=Path, help='where to build it; default: build/handout, build/handout_zh')
-    parser.add_argument('--install', action='store_true', help='also prove that its environment installs (minutes)')
-    arguments = parser.parse_args()
+    language = parser.parse_args().language
     try:
-        language = arguments.language
-        place = ROOT / 'build' / ('handout' if language == 'en' else f'handout_{language}')
-        folder, archive = build(arguments.build or place, language)
-        if pack(files(language)) != archive.read_bytes():
-            raise HandoutError('a second packing gives other bytes')
+        folder, archive = build(ROOT / 'build' / ('handout' if language == 'en' else f'handout_{language}'), language)
         prove_nothing_is_given_away(archive)
         with tempfile.TemporaryDirectory() as scratch:
-            prove_it_works(folder, scratch, arguments.install)
+            prove_it_works(folder, scratch)
     except HandoutError as error:
         sys.exit(f'error: {error}')
     print(f'\nfolder  {folder}\nzip     {archive}  ({archive.stat().st_size / 1e6:.1f} MB)')

@@ -7,9 +7,7 @@ holds the cell's centre, or nothing. No captions, and none of the pictures of th
 other random streams. (One list of labels per picture, as for ImageNet, was tried first: see docs/shapes.md.)
 """
 
-import argparse
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from utils import atomic_path
 
 ATTRIBUTES = {'size': list(SIZES), 'color': list(COLORS), 'shape': list(SHAPES)}
 GRID = 16  # cells along a side
+PICTURES, HELD_OUT, EPOCHS, BATCH_SIZE, LR = 8000, 500, 5, 64, 4e-3
 STREAM = 0x5EED  # first word of the random streams here; generate_shapes uses others
 
 
@@ -40,17 +39,8 @@ def picture(index):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--pictures', type=int, default=8000)
-    parser.add_argument('--epochs', type=int, default=5)
-    parser.add_argument('--batch-size', type=int, default=64)
-    parser.add_argument('--lr', type=float, default=4e-3)
-    parser.add_argument('--output', type=Path, default=SHAPES_CNN_WEIGHTS)
-    args = parser.parse_args()
-
     set_seed(0)
-    held_out = 500
-    total = args.pictures + held_out
+    total = PICTURES + HELD_OUT
     images = torch.empty(total, 3, 256, 256, dtype=torch.uint8)
     labels = torch.empty(total, len(ATTRIBUTES), GRID, GRID, dtype=torch.uint8)
     with ProcessPoolExecutor() as pool:
@@ -63,9 +53,9 @@ def main():
     vote = nn.LazyConv2d(sum(choices), 1)
     vote(encoder(torch.zeros(1, 3, SIZE, SIZE)))  # now it knows its channels
     parameters = [*encoder.parameters(), *vote.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=1e-2)
-    steps = args.epochs * (args.pictures // args.batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, args.lr, total_steps=steps)
+    optimizer = torch.optim.AdamW(parameters, lr=LR, weight_decay=1e-2)
+    steps = EPOCHS * (PICTURES // BATCH_SIZE)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
 
     def scores(batch):
         """:return: per attribute (n, choices, 16, 16)"""
@@ -74,10 +64,10 @@ def main():
             votes = vote(encoder(pixels))
         return votes.float().split(choices, dim=1)
 
-    for epoch in range(1, args.epochs + 1):
+    for epoch in range(1, EPOCHS + 1):
         encoder.train()
-        order = torch.randperm(args.pictures).split(args.batch_size)[:args.pictures // args.batch_size]
-        bar = tqdm(order, desc=f'epoch {epoch}/{args.epochs}', mininterval=10)
+        order = torch.randperm(PICTURES).split(BATCH_SIZE)[:PICTURES // BATCH_SIZE]
+        bar = tqdm(order, desc=f'epoch {epoch}/{EPOCHS}', mininterval=10)
         for rows in bar:
             truth = labels[rows].long()
             loss = sum(nn.functional.cross_entropy(score, truth[:, i]) for i, score in enumerate(scores(images[rows])))
@@ -89,13 +79,13 @@ def main():
         encoder.eval()
         with torch.no_grad():
             guesses = torch.cat([torch.stack([score.argmax(dim=1) for score in scores(batch)], dim=1)
-                                 for batch in images[args.pictures:].split(100)])
-        truth = labels[args.pictures:]
+                                 for batch in images[PICTURES:].split(100)])
+        truth = labels[PICTURES:]
         right = (guesses == truth).all(dim=1)[truth[:, 0] > 0].float().mean()
-        print(f'epoch {epoch}: {right:.1%} of the object cells of {held_out} held-out pictures right', flush=True)
-        with atomic_path(args.output) as temporary:
+        print(f'epoch {epoch}: {right:.1%} of the object cells of {HELD_OUT} held-out pictures right', flush=True)
+        with atomic_path(SHAPES_CNN_WEIGHTS) as temporary:
             torch.save(encoder.state_dict(), temporary)
-    print(f'{args.output}: {args.output.stat().st_size / 1e6:.2f} MB')
+    print(f'{SHAPES_CNN_WEIGHTS}: {SHAPES_CNN_WEIGHTS.stat().st_size / 1e6:.2f} MB')
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ from babel.messages.catalog import Catalog
 from babel.messages.pofile import read_po, write_po
 
 from instructor.assemble import ROOT
-from instructor.cut import FIRST_OF_BONUS, student_source
+from instructor.cut import BONUS, student_source
 from instructor.paragraphs import rewrite
 from utils import atomic_path
 
@@ -38,8 +38,8 @@ def english(source):
     """
     found, text = {}, (ROOT / source).read_text(encoding='utf-8')
     rewrite(source, text, found.setdefault)
-    if source in FIRST_OF_BONUS:  # what an open TODO raises
-        rewrite(source, student_source(text, source, FIRST_OF_BONUS[source]), found.setdefault)
+    if source in BONUS.values():  # what an open TODO raises
+        rewrite(source, student_source(text, source), found.setdefault)
     return list(found)
 
 

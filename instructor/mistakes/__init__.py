@@ -29,14 +29,12 @@ class Patch:
     todo: int | None
     changes: tuple
 
-    def source(self, reference=None):
+    def source(self):
         """The reference's source with this patch.
 
         :raises ValueError: an edit's old text does not occur exactly once in its block
         """
-        if reference is None:
-            reference = (ROOT / BONUS[self.todo] if self.todo in BONUS else REFERENCE).read_text(encoding='utf-8')
-        source = reference
+        source = (ROOT / BONUS[self.todo] if self.todo in BONUS else REFERENCE).read_text(encoding='utf-8')
         for method, edits in self.changes:
             source = _replace_block(source, method, edits, self.name)
         return source

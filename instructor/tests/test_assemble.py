@@ -1,34 +1,18 @@
 """Assemble lays out a clean, complete copy; the student's models.py is what the reference gives."""
 
-import ast
 import json
-import sys
 
 import pytest
 from papermill.exceptions import PapermillExecutionError
 
-from instructor import cut
 from instructor.assemble import ROOT, assemble, without_outputs
 from instructor.cut import BEGIN, END, REFERENCE, student_source
 from lab.notebooks import run_notebook
 
 
-def test_student_models_are_what_the_reference_gives(tmp_path, monkeypatch):
+def test_student_models_are_what_the_reference_gives():
+    """After a change of the reference: ``python -m instructor.cut``."""
     assert (ROOT / 'models.py').read_text() == student_source(REFERENCE.read_text())
-    (tmp_path / 'models.py').write_text((ROOT / 'models.py').read_text() + '# changed\n')
-    monkeypatch.setattr(cut, 'ROOT', tmp_path)
-    monkeypatch.setattr(sys, 'argv', ['cut', '--check'])
-    with pytest.raises(SystemExit, match='python -m instructor.cut'):
-        cut.main()
-
-
-def test_each_solution_becomes_a_sentence():
-    reference, student = REFERENCE.read_text(), (ROOT / 'models.py').read_text()
-    todos = [line.strip()[2:] for line in reference.splitlines() if line.strip().startswith('# TODO')]
-    raised = [node.exc.args[0].value for node in ast.walk(ast.parse(student))
-              if isinstance(node, ast.Raise) and node.exc.func.id == 'NotImplementedError']
-    assert len(todos) == 10 and sorted(raised) == sorted(
-        f'{todo} is still to do: follow its steps in models.py' for todo in todos)
 
 
 SOLUTION = '        ### BEGIN SOLUTION\n        pass\n        ### END SOLUTION\n'
@@ -36,7 +20,6 @@ SOLUTION = '        ### BEGIN SOLUTION\n        pass\n        ### END SOLUTION\n
 
 @pytest.mark.parametrize(('body', 'message'), [
     (SOLUTION, 'without a'), (f'        # TODO 1: A.g\n{SOLUTION}', 'the TODO says A.g, the block is in A.f'),
-    (f'        # TODO 4: A.f\n{SOLUTION}', 'TODO 4 follows TODO 1'),
     (f'        # TODO 1: A.f\n{SOLUTION}'.replace(END, ''), 'without ### END'),
     (SOLUTION.replace(BEGIN, ''), 'without ### BEGIN')])
 def test_wrong_markers_are_refused(body, message):
@@ -75,14 +58,12 @@ def test_a_second_run_renews_code_and_keeps_what_runs_left(tmp_path):
     assert (build / 'runs/history.json').exists() and not (build / 'old_file.py').exists()
 
 
-def test_refusals_name_what_is_wrong(tmp_path):
-    (tmp_path / 'thesis').mkdir()
-    (tmp_path / 'thesis' / 'chapter.txt').write_text('mine')
-    for models, build, message in ((tmp_path / 'nothing.py', tmp_path / 'build', 'nothing.py'),
-                                   (REFERENCE, ROOT, 'repository itself'), (REFERENCE, tmp_path / 'thesis', 'thesis')):
-        with pytest.raises(ValueError, match=message):
-            assemble(models, build)
-    assert [path.name for path in (tmp_path / 'thesis').iterdir()] == ['chapter.txt']
+def test_a_folder_with_something_else_stays_as_it_is(tmp_path):
+    (tmp_path / 'chapter.txt').write_text('mine')
+    for folder in (tmp_path, ROOT):
+        with pytest.raises(ValueError, match=folder.name):
+            assemble(REFERENCE, folder)
+    assert [path.name for path in tmp_path.iterdir()] == ['chapter.txt']
 
 
 def test_an_open_todo_stops_the_notebook_with_one_sentence(tmp_path):

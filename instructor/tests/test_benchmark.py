@@ -74,10 +74,8 @@ def test_table(monkeypatch, tmp_path, capsys, part):
     bench.main()
     rows = json.loads((tmp_path / 'bench.json').read_text())['rows']
     table = (tmp_path / 'bench.md').read_text()
-    assert table in capsys.readouterr().out
-    for row, line in zip(rows, table.splitlines()[2:], strict=True):
-        assert row['what'] in line and row['ours'] > 0
-        assert not row['usual'] or f"**{row['ours'] / row['usual']:.1f}**" in line and row['ours_mb'] >= 0
+    assert table in capsys.readouterr().out and all(row['what'] in table for row in rows)
+    assert all(row['usual'] > 0 and row['ours'] > 0 and row['ours_mb'] >= 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -9,20 +9,14 @@ from PIL import Image
 
 from instructor import demo
 from instructor.assemble import ROOT
-from instructor.cut import REFERENCE
 
 
-def test_it_runs_the_notebooks_then_the_report_and_prints_a_table(tmp_path, monkeypatch, capsys):
-    """With --pictures its figures become those of README.md. Nothing is trained: a notebook only leaves these files."""
-    ran = []
-
-    def process(command, **_):
-        ran.append(command[-1])
+def test_it_prints_the_scores_and_gives_readme_its_pictures(tmp_path, monkeypatch, capsys):
+    """Nothing is trained: a notebook only leaves these files."""
+    def process(*_, **options):
         return SimpleNamespace(wait=lambda: 0)
 
     def notebook(path, _):
-        ran.append(path.name)
-        assert (path.parent / 'models.py').read_text() == REFERENCE.read_text()
         runs = path.parent / 'runs/shapes'
         (runs / 'figures').mkdir(parents=True, exist_ok=True)
         for name, score in (('NoAttention', 0.25), ('Attention', 0.75)):
@@ -36,13 +30,10 @@ def test_it_runs_the_notebooks_then_the_report_and_prints_a_table(tmp_path, monk
     monkeypatch.setattr(demo, 'ROOT', tmp_path)
     monkeypatch.setattr(demo, 'run_notebook', notebook)
     monkeypatch.setattr(demo, 'subprocess', SimpleNamespace(run=process, Popen=process))
-    monkeypatch.setattr('sys.argv', ['demo', f'--build={tmp_path / "build"}', f'--models={REFERENCE}', '--pictures'])
+    monkeypatch.setattr('sys.argv', ['demo', f'--build={tmp_path / "build"}', '--pictures'])
     demo.main()
-    assert sorted(ran[:2]) == ['train_attention.ipynb', 'train_rnn.ipynb']
-    assert ran[2:] == ['test.ipynb', 'caption.ipynb', 'report/render.py']
     printed = capsys.readouterr().out
-    for said in ('0.250', '0.750', '1,234,567', 'build/report/report.html', 'build/runs/shapes/figures'):
-        assert said in printed
+    assert '0.250' in printed and '0.750' in printed and 'build/report/report.html' in printed
     pictures = {path.name: path.read_text() for path in (tmp_path / 'docs/images').iterdir()}
     assert pictures == {'attention.png': 'attention_test1', 'history.png': 'history_Attention'}
     assert all(f'docs/images/{name}' in (ROOT / 'README.md').read_text() for name in pictures)

@@ -102,9 +102,7 @@ def test_renaming_and_comments_do_not_hide_a_copy():
     sources = {solution.name: solution.source() for solution in correct_solutions()}
     original = sources['masks, attention']
     renamed = original.replace('running', 'alive').replace('predictions', 'outputs').replace('score', 'logits')
-    commented = '\n'.join(line + '  # mine' if line.strip() and not line.rstrip().endswith(('"""', '\\')) and
-                          line.startswith('        ') and '"' not in line and "'" not in line else line
-                          for line in renamed.splitlines())
+    commented = renamed.replace('\n', '  # mine\n')
     sources = {'original': original, 'copy': commented, 'other': sources['attention inside forward']}
     found = similar.pairs({name: similar.windows(source) for name, source in sources.items()})
     assert [set(pair[1:]) for pair in found if pair[0] > 0.95] == [{'original', 'copy'}]

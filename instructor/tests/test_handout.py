@@ -33,10 +33,7 @@ def test_what_is_in_it(built):
     with zipfile.ZipFile(archive) as packed:
         names = {name.removeprefix(f'{NAME}/') for name in packed.namelist()}
     assert names == {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()}
-    assert names >= {'ASSIGNMENT.md', 'models.py', 'solver.py', 'train_rnn.ipynb', 'report/report.ipynb',
-                     'report/contents.py', 'report/page.css', 'requirements.txt', 'tests/test_todo1.py',
-                     'tests/test_todo5.py', 'tests/rubric.toml', 'tests/expected.npz',
-                     'notes/1_one_word_at_a_time.ipynb', 'notes/seq2seq.py'}
+    assert names >= {'ASSIGNMENT.md', 'models.py', 'report/page.css', 'tests/expected.npz', 'notes/seq2seq.py'}
     assert not [n for n in names if n.startswith(('instructor', 'tests/given', 'report/example', '.'))
                 or n.endswith(('.pyc', '.tar')) or n in ('docs/grading.md', 'docs/instructors.md')]
     assert pack(files(language)) == archive.read_bytes()  # the same bytes every time
@@ -56,9 +53,7 @@ SOLUTION = '        alpha = e.softmax(dim=1)\n'
 @pytest.mark.parametrize(('name', 'content', 'message'), [
     ('models.py', REFERENCE.read_bytes(), 'a line of the solution|a solution marker'),
     ('solver.py', SOLUTION.encode(), 'holds a line of the solution: alpha = e.softmax'),
-    ('docs/notes.md', SOLUTION.encode(), 'holds a line of the solution'),
     ('instructor/models.py', b'x', 'is not for students'),
-    ('tests/__pycache__/models.cpython-311.pyc', b'x', 'is not for students'),
     ('runs/shapes/BEST_checkpoint_Attention.pth.tar', b'x', 'is not for students'),
     ('.git/HEAD', b'x', 'is not for students'),
     ('test.ipynb', notebook_with(outputs=[dict(output_type='stream', text='x', name='stdout')]), 'outputs'),
@@ -97,23 +92,9 @@ def test_the_checks_speak_chinese(built, tmp_path):
     assert re.search(r'^TODO 1  有错误', said, re.M)
 
 
-@pytest.mark.parametrize(('step', 'printed', 'message'), [
-    (handout.open_todos, 'TODO 1  to do 0 of 9', 'is not reported'),
-    (handout.early_notebooks, 'NotImplementedError TODO 9: X', 'does not stop at TODO 1'),
-    (handout.done_todos, '69 of 70 points', 'not get all points')])
-def test_a_handout_that_does_not_work_is_refused(tmp_path, monkeypatch, step, printed, message):
+def test_a_handout_in_which_a_command_fails_is_refused(tmp_path):
     with pytest.raises(HandoutError, match='ended with 3'):
         handout.run([sys.executable, '-c', 'raise SystemExit(3)'], tmp_path)
-    monkeypatch.setattr(handout, 'run', lambda *_: printed)
-    with pytest.raises(HandoutError, match=message):
-        step(tmp_path, 'python')
-
-
-def test_another_folder_is_not_emptied(tmp_path):
-    (tmp_path / 'mine.txt').write_text('mine')
-    with pytest.raises(HandoutError):
-        build(tmp_path)
-    assert (tmp_path / 'mine.txt').exists()
 
 
 def test_the_assignment_has_titles_and_points_of_the_rubric():

@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from instructor.cut import REFERENCE
-from instructor.grading import evidence, limited, submissions
+from instructor.grading import evidence, submissions
 from instructor.grading.submissions import SubmissionError, read_submission
 
 RIGHT = REFERENCE.read_bytes()
@@ -82,15 +82,6 @@ def test_what_is_too_large_is_not_read_and_the_code_is(tmp_path, monkeypatch, wr
         assert 'code' not in read and name in read['error']
     else:
         assert base64.b64decode(read['code']['models.py']) == RIGHT and name in ' '.join(read['notes'])
-
-
-@pytest.mark.parametrize('written', [unpacked, packed])
-@pytest.mark.parametrize('more', [0, 1])
-def test_code_as_large_as_it_may_be(tmp_path, written, more):
-    content = '# 注释\n'.encode() * (1 << 18)
-    content = content[:submissions.CODE_LIMIT + more]
-    read = limited.call(evidence.read, str(written(tmp_path / 'a', [('models.py', content)])))
-    assert ('error' in read) if more else base64.b64decode(read['code']['models.py']) == content
 
 
 def test_what_was_read_is_known_by_its_content(tmp_path):
