@@ -233,7 +233,7 @@ def fingerprint_of(path):
         with open_images(path) as file:
             return file.attrs["fingerprint"]
     except KeyError:
-        raise ValueError(f"{path} is of another program: choose another output folder") from None
+        raise ValueError(f"{path} was written by another program: choose another output folder") from None
     except ValueError:
         return None
 
