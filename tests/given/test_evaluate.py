@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from datasets import CaptionDataset
-from lab.data.shapes import judge_captions
 from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.decode.beam_search import beam_search
 from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture, save_result
 from lab.decode.greedy_search import Hypothesis
-from lab.decode.metrics import scores_of
+from lab.decode.metrics import bleu, scores_of
+from lab.train.batches import collate
 from lab.train.checkpoints import checkpoint_paths, load_model
+from lab.train.features import caption_dataset
 from solver import DEFAULTS, train
+from utils import topk_accuracy
 
 
 @pytest.fixture(scope='module')
@@ -61,11 +63,22 @@ def test_each_image_once_in_order(model, tiny_data):
             assert c['alphas'] is None
 
 
-def test_beam_one_is_what_validation_measured(model):
-    captions = caption_split(model, 'VAL', beam_size=1)
+@torch.no_grad()
+def test_captions_and_guesses_have_the_scores_that_validation_measured(model):
+    """The guesses after true words here are caption by caption, so that none can be taken for another's."""
+    captions, measured = caption_split(model, 'VAL', beam_size=1), model.history[-1]
     scores = scores_of([c['references'] for c in captions], words_of(captions))
     for name, of_training in (('BLEU-4', 'val_greedy_bleu4'), ('CIDEr-D', 'val_greedy_cider')):
-        assert scores[name] == pytest.approx(model.history[-1][of_training], abs=1e-6)
+        assert scores[name] == pytest.approx(measured[of_training], abs=1e-6)
+    dataset = caption_dataset(model, 'VAL')
+    decoded = [model(collate(dataset, torch.tensor([number]))) for number in range(len(dataset))]
+    scores, targets = torch.cat([one.scores for one in decoded]), torch.cat([one.targets for one in decoded])
+    guesses = [[word for word in model.words(one.scores.argmax(dim=1).tolist()) if word not in SPECIAL_TOKENS]
+               for one in decoded]
+    references = [those for those in dataset.references for _ in range(dataset.cpi)]
+    found = dict(cross_entropy=torch.nn.functional.cross_entropy(scores, targets).item(),
+                 top5=topk_accuracy(scores, targets, 5).item(), bleu4=bleu(references, guesses)['BLEU-4'])
+    assert found == pytest.approx({name: measured[f'val_{name}'] for name in found}, rel=1e-5)
 
 
 def test_evaluate(model, tmp_path):
@@ -147,19 +160,3 @@ def test_find_picture(models, tiny_data, tmp_path, monkeypatch):
     assert one == three != two and re.fullmatch('test5-[0-9a-f]{6}', one)  # two files may have one name
     with pytest.raises(IndexError, match='6'):
         find_picture(models[True], 6)
-
-
-# --- Are the captions true? ---
-
-
-def test_judge_captions(models, tiny_data, tmp_path):
-    json_path = Path(tiny_data['data_folder']) / 'dataset_shapes.json'
-    captions = [{**c, 'caption': c['references'][0], 'alphas': None} for c in caption_split(models[True], 'TEST', 2)]
-    right = judge_captions(captions, json_path)  # people's captions are true
-    assert right == dict(right, images=6, named=1, wrong=[], pointing=None, chance=None)
-    captions[4]['caption'] = ['a']
-    for c in captions:
-        c['alphas'] = torch.full((len(c['caption']), 4, 4), 1 / 16)  # all look at the first cell
-    verdict = judge_captions(captions, json_path)
-    assert verdict['wrong'] == [4] and verdict['named'] == pytest.approx(5 / 6) and 0 <= verdict['pointing'] < 1
-    assert judge_captions(captions, tmp_path / 'nowhere.json') is None
