@@ -232,6 +232,10 @@ def test_a_caption_is_right_if_it_names_every_object(judged, caption, right):
     assert verdict["pointing"] is None and verdict["chance"] is None and verdict["words"] == {}
 
 
+def test_a_data_set_whose_objects_nobody_knows_is_not_judged(tmp_path):
+    assert shapes.judge_captions([], tmp_path / "nowhere.json") is None
+
+
 @pytest.mark.parametrize(("caption", "cells", "expected"), [
     ("two red discs above a blue star", {2: (1, 5), 6: (4, 7)}, {"discs": (True, 1 / 8), "star": (True, 1 / 4)}),
     ("a red circle above a blue star", {2: (1, 2), 6: (7, 3)}, {"circle": (False, 1 / 8), "star": (False, 1 / 4)}),
