@@ -11,9 +11,7 @@ import torch
 
 from lab.data.vocabulary import load_word_map
 from lab.train.checkpoints import checkpoint_paths, load_model, load_models, read_checkpoint, save_checkpoint
-from lab.train.devices import accelerator_for
-from lab.train.features import caption_dataset
-from solver import Run, check_settings, make_optimizer, make_scheduler, validate
+from solver import check_settings, make_optimizer, make_scheduler
 
 
 @pytest.fixture(params=[False, True], ids=['rnn', 'attention'])
@@ -90,17 +88,12 @@ def test_what_does_not_fit_is_refused(latest, tmp_path, changes, hint):
         load_model(tmp_path / 'changed.pth', 'cpu')
 
 
-def test_a_loaded_model_does_what_the_training_measured(one):
+def test_a_loaded_model_is_that_of_the_training(one):
+    """test_evaluate.py compares its scores."""
     cfg, history = one
-    latest, best = checkpoint_paths(cfg)
-    model = load_model(latest, 'cpu')
+    model = load_model(checkpoint_paths(cfg)[0], 'cpu')
     assert not model.encoder.training and not model.decoder.training
     assert model.history == history and model.settings == cfg
-    dataset = caption_dataset(model, 'VAL')
-    scores = validate(Run(accelerator_for(cfg), model, model, dataset, dataset, None, None))
-    assert scores == pytest.approx({name: history[-1][f'val_{name}'] for name in scores}, abs=1e-6)
-    of_best = read_checkpoint(best)['history'][-1]
-    assert of_best['val_greedy_bleu4'] == max(epoch['val_greedy_bleu4'] for epoch in history)
 
 
 @pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs /dev/full')
