@@ -7,18 +7,16 @@ open is reported as skipped, "not done yet", not as an error.
 import functools
 import os
 import re
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-import solver
 from create_input_files import create_input_files
 from lab.data.shapes import generate_shapes
 from lab.train import source
-from lab.train.checkpoints import checkpoint_paths
+from solver import train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,22 +87,20 @@ def tiny_cfg(tiny_data, small, tmp_path):
 
 @pytest.fixture(scope='session')
 def trained(tiny_data, small, tmp_path_factory):
-    """``trained(attention)``: settings and history of such a training, done once. Its files are to be left as they are.
-
-    In ``epochs`` beside its output folder are the checkpoints of each epoch, 1.pth.tar and so on.
-    """
+    """``trained(attention)``: settings and history of such a training, done once; its files stay as they are."""
     @functools.cache
     def run(attention):
-        folder = tmp_path_factory.mktemp('trained')
-        cfg = {**tiny_data, **small, 'attention': attention, 'epochs': 4, 'output_folder': str(folder / 'runs')}
-        (folder / 'epochs').mkdir()
-
-        def save(run):
-            real(run)
-            shutil.copy(checkpoint_paths(run.model.settings)[0], folder / f'epochs/{len(run.model.history)}.pth.tar')
-
-        with pytest.MonkeyPatch.context() as patch:
-            real = solver.save
-            patch.setattr(solver, 'save', save)
-            return cfg, solver.train(cfg)
+        cfg = {**tiny_data, **small, 'attention': attention, 'epochs': 4,
+               'output_folder': str(tmp_path_factory.mktemp('trained'))}
+        return cfg, train(cfg)
     return run
+
+
+@pytest.fixture(scope='session')
+def well_trained(tiny_data, small, tmp_path_factory):
+    """Folder of both decoders, trained for as long as it takes to end their captions, which differ."""
+    folder = tmp_path_factory.mktemp('well_trained')
+    for attention in (False, True):
+        train({**tiny_data, **small, 'attention': attention, 'epochs': 12, 'decoder_lr': 2e-2,
+               'output_folder': str(folder)})
+    return folder

@@ -23,25 +23,13 @@ from lab.decode.evaluate import caption_image
 from lab.train.checkpoints import load_models
 from lab.train.source import ROOT
 from report.render import find_browser
-from solver import train
 
 RED, BLUE = (220, 30, 30), (30, 30, 220)
 
 
 @pytest.fixture(scope='module')
-def run_folder(tiny_data, tmp_path_factory):
-    """Both decoders, trained for as long as it takes to end their captions."""
-    folder = tmp_path_factory.mktemp('trained')
-    for attention in (False, True):
-        train(dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16,
-                   attention_dim=10, attention=attention, epochs=12, batch_size=20, decoder_lr=2e-2, device='cpu',
-                   output_folder=str(folder)))
-    return folder
-
-
-@pytest.fixture(scope='module')
-def models(run_folder):
-    return load_models(run_folder, app.trained(run_folder), 'cpu')
+def models(well_trained):
+    return load_models(well_trained, app.trained(well_trained), 'cpu')
 
 
 @pytest.fixture(scope='module')
@@ -162,12 +150,12 @@ def test_without_a_trained_model_the_page_says_so(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def page(run_folder):
+def page(well_trained):
     """The page in a real browser, as wide as a phone's, and without the internet."""
     playwright = pytest.importorskip('playwright.sync_api', reason='no Playwright here: pip install playwright')
     with socket.create_server(('localhost', 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, '-m', 'lab.app', str(run_folder), '--port', str(port), '--no-browser']
+    command = [sys.executable, '-m', 'lab.app', str(well_trained), '--port', str(port), '--no-browser']
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             next(line for line in server.stdout if f':{port}' in line)

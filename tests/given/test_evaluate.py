@@ -16,22 +16,15 @@ from lab.decode.evaluate import caption_image, caption_split, evaluate, find_pic
 from lab.decode.greedy_search import Hypothesis
 from lab.decode.metrics import bleu, scores_of
 from lab.train.batches import collate
-from lab.train.checkpoints import checkpoint_paths, load_model
+from lab.train.checkpoints import load_model
 from lab.train.features import caption_dataset
-from solver import DEFAULTS, train
 from utils import topk_accuracy
 
 
 @pytest.fixture(scope='module')
-def models(trained, tmp_path_factory):
-    """Six epochs of each decoder: enough for captions of their own for each picture."""
-    models = {}
-    for attention in (False, True):
-        cfg = {**trained(attention)[0], 'epochs': 6, 'decoder_lr': 2e-2, 'output_folder': str(
-            tmp_path_factory.mktemp('models'))}
-        train(cfg)
-        models[attention] = load_model(checkpoint_paths({**DEFAULTS, **cfg})[0], 'cpu')
-    return models
+def models(well_trained):
+    return {attention: load_model(next(well_trained.glob(f'checkpoint_*_{name}.pth.tar')), 'cpu')
+            for attention, name in ((False, 'NoAttention'), (True, 'Attention'))}
 
 
 @pytest.fixture(params=[False, True], ids=['rnn', 'attention'])
@@ -83,7 +76,7 @@ def test_captions_and_guesses_have_the_scores_that_validation_measured(model):
 
 def test_evaluate(model, tmp_path):
     result = evaluate(model, 'TEST', beam_sizes=(1, 2, 4), max_len=20)
-    assert result['model'] == model.name and result['epochs'] == 6
+    assert result['model'] == model.name and result['epochs'] == 12
     assert result['parameters'] == sum(p.numel() for p in model.decoder.parameters())
     scores = [(entry['val_greedy_bleu4'], -entry['val_loss']) for entry in model.history]
     assert result['best_epoch'] == 1 + scores.index(max(scores))
