@@ -34,7 +34,10 @@ def test_it_holds_plain_values_for_all_that_a_training_needs(one, tiny_data):
         assert state['settings'] == cfg and state['word_map'] == load_word_map(**tiny_data)
         assert state['history'] == history[:len(state['history'])]
         assert state['encoder'] is None  # frozen: by name and digest only
-        assert len(state['optimizer']['state']) == len(list(load_model(path, 'cpu').decoder.parameters()))
+        model = load_model(path, 'cpu')  # test_evaluate.py compares its scores
+        assert not model.encoder.training and not model.decoder.training
+        assert model.history == state['history'] and model.settings == cfg
+        assert len(state['optimizer']['state']) == len(list(model.decoder.parameters()))
         assert state['scheduler']['best'] == max(epoch['val_greedy_bleu4'] for epoch in state['history'])
     assert torch.load(checkpoint_paths(cfg)[0], weights_only=True)['history'] == history
 
@@ -86,14 +89,6 @@ def test_what_does_not_fit_is_refused(latest, tmp_path, changes, hint):
     torch.save(state, tmp_path / 'changed.pth')
     with pytest.raises(ValueError, match=f'changed.pth.*{hint}'):
         load_model(tmp_path / 'changed.pth', 'cpu')
-
-
-def test_a_loaded_model_is_that_of_the_training(one):
-    """test_evaluate.py compares its scores."""
-    cfg, history = one
-    model = load_model(checkpoint_paths(cfg)[0], 'cpu')
-    assert not model.encoder.training and not model.decoder.training
-    assert model.history == history and model.settings == cfg
 
 
 @pytest.mark.skipif(not Path('/dev/full').exists(), reason='needs /dev/full')
