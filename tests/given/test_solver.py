@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from test_features import Patches
 
 import solver
 from datasets import CaptionDataset
@@ -355,7 +355,6 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
 # --- A decoder of one's own ---
 
 OWN_DECODER = '''
-from torch import nn
 from models import DecoderWithAttention, DecoderWithRNN
 
 class Mine(DecoderWithAttention):
@@ -379,12 +378,6 @@ class Stuck(DecoderWithAttention):
 class Blind(DecoderWithAttention):
     def forward(self, *arguments):
         return super().forward(*arguments)[:3]
-
-class Silent(nn.Module):
-    """Has neither start nor step."""
-    def __init__(self, **sizes):
-        super().__init__()
-        self.fc = nn.Linear(2, 2)
 '''
 
 
@@ -413,7 +406,6 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, optio
 @pytest.mark.parametrize(('decoder', 'error', 'hint'), [
     ('Mine', ValueError, 'my_decoder.MyDecoder'), ('os.path', ValueError, 'os.py'),
     ('../my_decoder.Mine', ValueError, 'no file'), ('my_decoder.Other', AttributeError, 'Other'),
-    ('my_decoder.Silent', AttributeError, 'start'),
     ('my_decoder.Blind', ValueError, '3 things.*alphas'), ('my_decoder.Stuck', LookupError, 'a mistake in step')])
 def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, tiny_cfg, decoder, error, hint):
     with pytest.raises(error, match=hint):
@@ -494,29 +486,16 @@ def test_a_loss_that_is_no_number_stops_at_once(tiny_cfg):
 # --- Encoders ---
 
 
-class Own(nn.Module):
-    """A caller's encoder: 256 x 256 pixels to 8 x 8 cells of 5 channels."""
-
-    def __init__(self, seed=3):
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.patches = nn.Conv2d(3, 5, 32, stride=32)
-
-    def forward(self, images):
-        return self.patches(images).relu()
-
-
 def test_own_encoder_is_trained_saved_and_loaded(tiny_cfg):
     cfg = {**tiny_cfg, 'epochs': 1, 'fine_tune_encoder': True, 'encoder_lr': 1e-2}
-    own = Own()
+    own = Patches()
     before = copy.deepcopy(own.state_dict())
     train(cfg, own)
     assert not any(torch.equal(before[name], value) for name, value in own.state_dict().items())
     latest, _ = files_of(cfg)
     with pytest.raises(ValueError, match='encoder'):
         load_model(latest, 'cpu')
-    loaded = load_model(latest, 'cpu', Own(seed=4))  # the trained weights come from the checkpoint
+    loaded = load_model(latest, 'cpu', Patches())  # the trained weights come from the checkpoint
     assert_exactly(list(loaded.encoder.stages.state_dict().values()), list(own.state_dict().values()))
 
 
