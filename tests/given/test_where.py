@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from lab import where
-
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = {path.name: next(cell for cell in json.loads(path.read_text(encoding='utf-8'))['cells']
                              if cell['cell_type'] == 'code') for path in ROOT.glob('*.ipynb')}
@@ -24,18 +22,14 @@ def test_every_notebook_begins_with_the_same_cell():
     assert all(cell == NOTEBOOKS['train_rnn.ipynb'] for cell in NOTEBOOKS.values())
 
 
-def installed(folder, version):
-    """What pip leaves of the package "aged"."""
-    (folder / f'aged-{version}.dist-info').mkdir()
-    (folder / f'aged-{version}.dist-info/METADATA').write_text(f'Name: aged\nVersion: {version}\n')
-
-
 @pytest.fixture
 def pip(tmp_path):
     """A pip that only notes what it was asked for, and fails if this file says so; its notes."""
     (tmp_path / 'pip').mkdir()
     (tmp_path / 'pip/__init__.py').touch()
-    installed(tmp_path, '3.8.1')
+    for name, version in (('aged', '3.8.1'), ('built', '3.9.0a0+git')):  # what pip leaves of a package
+        (tmp_path / f'{name}-{version}.dist-info').mkdir()
+        (tmp_path / f'{name}-{version}.dist-info/METADATA').write_text(f'Name: {name}\nVersion: {version}\n')
     notes = tmp_path / 'pip/asked.txt'
     (tmp_path / 'pip/__main__.py').write_text(
         f'import os, sys\nopen({str(notes)!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")\n'
@@ -44,13 +38,14 @@ def pip(tmp_path):
 
 
 def lay_out(folder):
-    """What the cell looks at of the lab, in this folder; pyproject.toml asks for a missing and a newer package."""
+    """What the cell looks at of the lab, in this folder. pyproject.toml asks for a missing and a newer package, and for
+    one of which there is a build of the same version."""
     (folder / 'lab').mkdir(parents=True)
     for name in ('lab/__init__.py', 'lab/where.py', 'solver.py', 'pyproject.toml'):
         shutil.copy(ROOT / name, folder / name)
     (folder / 'models.py').write_text('# as it was handed out')
     path = folder / 'pyproject.toml'
-    more = '"not-there-yet>=1", "aged>=3.9",'
+    more = '"not-there-yet>=1", "aged>=3.9", "built>=3.9",'
     path.write_text(path.read_text().replace('dependencies = [', f'dependencies = [\n{more}', 1))
     return folder
 
@@ -102,16 +97,6 @@ def test_without_internet_or_without_the_folder_it_says_what_to_do(tmp_path, pip
     lay_out(tmp_path / place)
     *_, error = run_cell(tmp_path, pip, **environment)
     assert hint in error.splitlines()[-1]
-
-
-@pytest.mark.parametrize(('version', 'is_old'), [
-    ('3.8.1', True), ('3.9', True), ('3.10.0a0+git', False), ('4.0+cpu', False), ('4rc1', False)])
-def test_versions_that_are_too_old(tmp_path, monkeypatch, version, is_old):
-    installed(tmp_path, version)
-    (tmp_path / 'pyproject.toml').write_text('[project]\ndependencies = ["Aged >= 3.10", "torch"]')
-    monkeypatch.setattr(where, 'ROOT', tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    assert where.missing_packages() == ({'Aged>=3.10': version} if is_old else {})
 
 
 @pytest.mark.parametrize('watched', [True, False])
