@@ -151,14 +151,11 @@ def test_karpathy_format_and_what_a_picture_depends_on(tmp_path):
     counts = {"train": 6, "val": 3, "test": 3}
     large = json.loads(shapes.generate_shapes(tmp_path / "large", **counts, seed=3).read_text())
     assert large["seed"] == 3 and Counter(image["split"] for image in large["images"]) == counts
-    assert [image["imgid"] for image in large["images"]] == list(range(12))
-    assert [number for image in large["images"] for number in image["sentids"]] == list(range(60))
     for image in large["images"]:
         with Image.open(tmp_path / "large" / image["filepath"] / image["filename"]) as picture:
             assert (picture.size, picture.mode) == ((256, 256), "RGB")
-        assert [sentence["sentid"] for sentence in image["sentences"]] == image["sentids"]
         for sentence in image["sentences"]:
-            assert sentence["raw"].split() == sentence["tokens"] and sentence["imgid"] == image["imgid"]
+            assert sentence["raw"].split() == sentence["tokens"]
             assert shapes.named_objects(sentence["tokens"]) == kinds(image)
 
     for name, seed in (("small", 3), ("again", 3), ("other", 4)):
