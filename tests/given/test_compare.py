@@ -33,9 +33,8 @@ SEEDS, BEAM_SIZES = (0, 1), (1, 2)
 
 
 @pytest.fixture(scope='module')
-def cfg(tiny_data):
-    return dict(**tiny_data, encoder='shapes_cnn', encoded_image_size=4, embed_dim=12, decoder_dim=16, attention_dim=10,
-                epochs=2, batch_size=20, decoder_lr=5e-3, device='cpu')
+def cfg(tiny_data, small):
+    return {**tiny_data, **small}
 
 
 def meteor(captions):
