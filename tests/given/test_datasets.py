@@ -1,6 +1,5 @@
 """CaptionDataset: what its items hold, and which files it refuses."""
 
-import json
 import os
 import shutil
 from pathlib import Path
