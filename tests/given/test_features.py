@@ -127,10 +127,7 @@ def test_another_vocabulary_for_the_same_pictures_has_the_same_features(data):
     assert encode_images(patches(), CaptionDataset(data[0], data[1].replace('_1_min', '_3_min'), 'VAL')) == path
 
 
-@pytest.mark.parametrize(('error', 'hint'), [
-    (KeyboardInterrupt(), None), (OSError(28, 'No space left on device'), 'VAL_FEATURES.*No space left')],
-    ids=['interrupted', 'full'])
-def test_a_run_that_stops_is_never_taken_for_a_whole_one(data, error, hint):
+def test_a_run_that_stops_is_never_taken_for_a_whole_one(data):
     """And whatever happens, the encoder is in eval() meanwhile, and as before after that."""
     encoder, dataset, batches = patches().fine_tune(True).train(), CaptionDataset(*data, 'VAL'), []
 
@@ -139,10 +136,10 @@ def test_a_run_that_stops_is_never_taken_for_a_whole_one(data, error, hint):
         assert not encoder.training and not module.training
         assert not [*data[0].glob('*FEATURES*.npy')]  # under this name only when it is whole
         if len(batches) == 3:
-            raise error
+            raise KeyboardInterrupt
 
     hook = encoder.stages[0].register_forward_hook(look)
-    with pytest.raises(type(error), match=hint):
+    with pytest.raises(KeyboardInterrupt):
         encode_images(encoder, dataset, batch_size=2)
     assert encoder.training and encoder.stages[0].training and not features_in(data[0])
     hook.remove()
