@@ -6,7 +6,6 @@ import pytest
 
 from datasets import CaptionDataset
 from lab.data.vocabulary import SPECIAL_TOKENS, load_word_map
-from lab.decode.cider import CiderD
 from lab.decode.evaluate import caption_split
 from lab.decode.greedy_search import Hypothesis
 from lab.experiments import distillation
@@ -39,12 +38,6 @@ def people_say(dataset, word_map):
     return [captions[first:first + dataset.cpi] for first in range(0, len(captions), dataset.cpi)]
 
 
-@pytest.fixture
-def similarity(dataset):
-    scorer = CiderD([[[*caption, '<end>'] for caption in those] for those in dataset.references])
-    return lambda picture, captions: [scorer.score(picture, [*caption, '<end>']) for caption in captions]
-
-
 @pytest.mark.parametrize('people', [0, 2, 4])
 def test_the_most_similar_captions(teacher, dataset, word_map, people_say, tmp_path, monkeypatch, people):
     """By beam search comes a far one; sampled: people's, the same again, an unfinished one, an empty one."""
@@ -72,16 +65,12 @@ def test_the_most_similar_captions(teacher, dataset, word_map, people_say, tmp_p
         assert captions == theirs[:dataset.cpi - len(taken)] + taken
 
 
-def test_the_same_seed_gives_the_same_captions(teacher, dataset, similarity, tmp_path):
+def test_the_same_seed_gives_the_same_captions(teacher, dataset, tmp_path):
     found = []
     for number, seed in enumerate((0, 0, 1)):
         distill(tmp_path / f'{number}.json', [teacher], people=0, samples=20, temperature=1.5, seed=seed)
         found.append(json.loads((tmp_path / f'{number}.json').read_text())['captions'])
     assert found[0] == found[1] != found[2] and len(found[0]) == len(dataset.names)
-    for picture, captions in enumerate(found[0]):
-        assert len({tuple(caption) for caption in captions}) == len(captions) == dataset.cpi
-        scores = similarity(picture, captions)
-        assert scores == sorted(scores)
 
 
 def test_training_learns_these_captions(trained, teacher, dataset, word_map, tmp_path):
