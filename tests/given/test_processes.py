@@ -109,13 +109,6 @@ def test_two_processes_do_what_one_does_with_the_whole_batch(equal_cfg, settings
             assert (value - one).abs().max() < 5e-3 * one.abs().max() + 1e-3, name
 
 
-@pytest.mark.parametrize(('first', 'then'), [(2, 1), (1, 2)])
-def test_going_on_with_another_number_of_processes(equal_cfg, first, then):
-    _, _, latest = train_in(first, {**equal_cfg, 'epochs': 1})
-    history, *_ = train_in(then, {**folder_of(equal_cfg, 'then'), 'checkpoint': str(latest)})
-    assert_alike(history, train_in(1, folder_of(equal_cfg, 'one'))[0])
-
-
 def test_any_multiple_of_the_number_of_processes_is_a_batch_size(equal_cfg):
     cfg = {**equal_cfg, 'batch_size': 12, 'epochs': 1}
     (epoch,), *_ = train_in(4, cfg)
