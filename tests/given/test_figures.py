@@ -66,14 +66,10 @@ def test_history(epochs):
     figure = plot_history({'NoAttention': history(epochs, best=1), 'Attention': history(epochs, best=epochs)})
     figure.canvas.draw()
     loss, top5, bleu4 = figure.axes
-    assert set(loss.get_xticks()) <= set(range(epochs + 2))  # no half epochs
     assert all(line.get_marker() or epochs > 1 for line in loss.lines)  # a line of one point would not be seen
     for axes, key in ((loss, 'loss'), (top5, 'top5')):
         for line, split in zip(axes.lines, ['val', 'train'] * 2, strict=False):
             assert points(line) == [(entry['epoch'], entry[f'{split}_{key}']) for entry in history(epochs)]
-        colors = [line.get_color() for line in axes.lines[:4]]
-        assert colors[0] == colors[1] != colors[2] == colors[3]
-        assert axes.lines[0].get_linestyle() != axes.lines[1].get_linestyle()
     assert legend(figure)[:2] == ['plain LSTM', 'soft attention']
     stars = [line for line in bleu4.lines if line.get_marker() == '*' and len(line.get_xdata())]
     assert [points(star) for star in stars] == [[(1, 0.3)], [(epochs, 0.3)]]
