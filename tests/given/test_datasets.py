@@ -74,11 +74,6 @@ def test_words_that_speak_of_a_side():
 # --- Files that cannot be used ---
 
 
-def test_wrong_split(make):
-    with pytest.raises(ValueError, match="'train'.*'TRAIN', 'VAL' or 'TEST'"):
-        make('train')
-
-
 @pytest.mark.parametrize('content', [b'', b'version https://git-lfs.github.com/spec/v1\n', None])
 def test_an_hdf5_file_that_cannot_be_read_is_named(copied, content):
     path = CaptionDataset.path_of_images(*copied, 'VAL')
