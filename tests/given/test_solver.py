@@ -82,20 +82,17 @@ def test_values_of_numpy_become_pythons_own_and_a_tilde_the_home_folder():
 @pytest.mark.parametrize('alpha_c', [0.0, 0.7])
 def test_caption_loss_by_hand(alpha_c):
     rng = np.random.default_rng(0)
-    lengths, words, pixels = [4, 2, 1], 9, 6
-    scores = rng.normal(size=(3, 4, words))
+    lengths, pixels = [4, 2, 1], 6
+    scores = rng.normal(size=(3, 4, 9))
     captions = np.array([[7, 1, 2, 3, 8, 0], [7, 4, 8, 0, 0, 0], [7, 8, 0, 0, 0, 0]])
     alphas = rng.dirichlet(np.ones(pixels), size=(3, 4))
     for row, length in enumerate(lengths):
         scores[row, length:], alphas[row, length:] = 0, 0
 
-    log_p, smooth, right = [], [], []
-    for row, length in enumerate(lengths):
-        for t in range(length):
-            target, s = captions[row, t + 1], scores[row, t]
-            log_p.append(s[target] - np.log(np.exp(s).sum()))
-            smooth.append((s - np.log(np.exp(s).sum())).mean())
-            right.append((s > s[target]).sum() < 5)
+    words = [(scores[row, t] - np.log(np.exp(scores[row, t]).sum()), captions[row, t + 1])
+             for row, length in enumerate(lengths) for t in range(length)]
+    log_p, smooth = [log_p[target] for log_p, target in words], [log_p.mean() for log_p, _ in words]
+    right = [(log_p > log_p[target]).sum() < 5 for log_p, target in words]
     penalty = ((1 - alphas.sum(axis=1)) ** 2).mean()
 
     scores, captions, alphas = torch.tensor(scores), torch.tensor(captions), torch.tensor(alphas)
