@@ -193,10 +193,9 @@ def test_deep_gray_is_scaled_not_clipped(tmp_path, dtype, top, ending):
     assert close(image[:, 15], np.arange(40) * (255 / 39), 3)
 
 
-def test_first_frame_of_an_animated_gif_and_broken_exif(tmp_path):
-    first, *others = (Image.new("RGB", (40, 30), colour) for colour in (COLOUR, (0, 0, 255), (0, 255, 0)))
-    assert close(colour_at(save(first, tmp_path / "x.gif", save_all=True, append_images=others)), COLOUR)
-    assert close(colour_at(save(first, tmp_path / "x.jpg", exif=b"Exif\0\0MM\0*broken")), COLOUR)
+def test_broken_exif(tmp_path):
+    image = Image.new("RGB", (40, 30), COLOUR)
+    assert close(colour_at(save(image, tmp_path / "x.jpg", exif=b"Exif\0\0MM\0*broken")), COLOUR)
 
 
 def test_large_pictures_are_averaged(tmp_path):
