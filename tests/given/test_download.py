@@ -183,10 +183,6 @@ def test_a_file_that_is_gone_can_be_brought_by_hand(coco, tmp_path, server, caps
     content, wanted = server.files.pop(TRAIN), tmp_path / 'coco/train2014.zip'
     assert main(coco) == 1
     assert str(wanted) in (error := capsys.readouterr().err) and '404' in error
-    wanted.write_bytes(content[:900] + b'??' + content[902:])  # not what a checksum sees: it has the right name
-    assert main(coco) == 1
-    assert f'{wanted} is damaged' in capsys.readouterr().err
-    assert not [name for name in files_in(tmp_path / 'coco') if name.endswith('.part')]
     wanted.write_bytes(content)
     assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
 
