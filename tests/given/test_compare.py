@@ -269,10 +269,7 @@ def test_the_table_by_hand():
 
     results = [dict(name='one', seeds=[seed(0.1, 4, METEOR=0.3), seed(0.2, 5)]),  # a metric that was there just once
                dict(name='two', seeds=[seed(0.3, 9)])]
-    few = dict(name='few', seeds=[seed(0.3, 9)])
-    del few['seeds'][0]['scores'][1]  # tested with beam 1 alone
-    one, two, few = columns(comparison_table([*results, few]))
-    assert few['BLEU-4, beam 1'] == '0.310' and few['BLEU-4, beam 3'] == few['CIDEr-D, beam 3'] == ''
+    one, two = columns(comparison_table(results))
     assert one == {'decoder': 'one', 'parameters': '1,234', 'best epoch': '4 of 9, 5 of 9',
                    'BLEU-4, beam 1': '0.160 ± 0.071', 'BLEU-4, beam 3': '0.180 ± 0.071',
                    'BLEU-1, beam 3': '0.500 ± 0.000', 'CIDEr-D, beam 3': '0.800 ± 0.000', 'minutes': '1.6'}
