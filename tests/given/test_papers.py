@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_packed_sequence
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lab.train.model import build_decoder
+from lab.train.batches import Batch
+from lab.train.checkpoints import load_model, save_checkpoint
+from lab.train.model import build_decoder, build_model
+from solver import check_settings, make_optimizer
 
 # every size is another, so that no two can be mixed up
 PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13
@@ -181,12 +185,14 @@ def captions():
     return torch.tensor([row + [PAD] * (max(LENGTHS) - len(row)) for row in rows])
 
 
-def run(decoder, encoder_out):
+def run(decoder, encoder_out=None, tokens=None, lengths=LENGTHS, **options):
     """Predictions and alphas, padded, in the order in which the captions went in."""
+    encoder_out = pictures() if encoder_out is None else encoder_out
+    tokens = captions() if tokens is None else tokens
     predictions, sorted_captions, decode_lengths, *alphas, sort_ind = decoder(
-        encoder_out, captions(), torch.tensor(LENGTHS).unsqueeze(1))
-    assert decode_lengths == sorted((n - 1 for n in LENGTHS), reverse=True)
-    assert torch.equal(sorted_captions, captions()[sort_ind])
+        encoder_out, tokens, torch.tensor(lengths).unsqueeze(1), **options)
+    assert decode_lengths == sorted((n - 1 for n in lengths), reverse=True)
+    assert torch.equal(sorted_captions, tokens[sort_ind])
     if not torch.is_tensor(predictions):
         predictions, _ = pad_packed_sequence(predictions, batch_first=True)
     return [values[sort_ind.argsort()] for values in (predictions, *alphas)]
@@ -204,8 +210,8 @@ every_decoder = pytest.mark.parametrize('name', DECODERS)
 @torch.no_grad()
 def test_forward_and_steps_follow_the_equations(name):
     """Forward on the grid, steps on a list of pixels."""
-    decoder, equations, states = make(name), DECODERS[name][2], [None] * len(LENGTHS)
-    found, (state, memory) = run(decoder, pictures()), decoder.start(pictures().flatten(1, 2))
+    decoder, equations = make(name), DECODERS[name][2]
+    found, (state, memory), states = run(decoder), decoder.start(pictures().flatten(1, 2)), [None] * len(LENGTHS)
     for t in range(max(LENGTHS) - 1):
         scores, state, alpha = decoder.step(captions()[:, t], state, memory)
         for i, length in enumerate(LENGTHS):
@@ -217,6 +223,20 @@ def test_forward_and_steps_follow_the_equations(name):
             expected = [torch.tensor(one) for one in expected if one is not None]
             same([values[i, t] for values in found], expected)
             same([values[i] for values in (scores, alpha) if values is not None], expected)
+
+
+@every_decoder
+@torch.no_grad()
+def test_order_padding_and_the_other_captions_change_nothing(name):
+    decoder, order = make(name), [3, 0, 4, 2, 1]
+    expected = run(decoder)
+    found = run(decoder, pictures()[order], captions()[order], [LENGTHS[i] for i in order])
+    same(found, [values[order] for values in expected])
+    same(run(decoder, tokens=nn.functional.pad(captions(), (0, 3))), expected)
+    same(run(decoder, tokens=captions().where(captions() > 0, torch.tensor(7))), expected)
+    for i, length in enumerate(LENGTHS):
+        alone = run(decoder, pictures()[i:i + 1], captions()[i:i + 1], [length])
+        same(alone, [values[i:i + 1, :length - 1] for values in expected])
 
 
 @every_decoder
@@ -244,11 +264,11 @@ def test_gradients_are_those_of_finite_differences(name):
 def test_dropout_is_before_the_last_layer_and_in_training_only(name):
     """With all entries dropped, the bias is what remains of the scores; alphas are as without."""
     decoder = make(name, dropout=1.0)
-    found, again = run(decoder, pictures()), run(decoder, pictures())
+    found, again = run(decoder), run(decoder)
     same(found, again, 0)
     for module in decoder.modules():
         module.training = isinstance(module, nn.Dropout)
-    predictions, *alphas = run(decoder, pictures())
+    predictions, *alphas = run(decoder)
     same(alphas, found[1:])
     for i, length in enumerate(LENGTHS):
         assert torch.equal(predictions[i, :length - 1], decoder.fc.bias.expand(length - 1, -1))
@@ -263,3 +283,19 @@ def test_half_precision_comes_close(name):
             found.append(run(decoder, pictures().float()))
     for whole, half in zip(*found, strict=True):
         assert 0 < (whole - half).abs().max() < 0.05 * whole.abs().max()
+
+
+@every_decoder
+@torch.no_grad()
+def test_saved_and_loaded_it_says_the_same(name, tmp_path):
+    decoder, options, _ = DECODERS[name]
+    cfg = check_settings(dict(**SIZES, encoder='shapes_cnn', encoded_image_size=2, decoder=decoder,
+                              decoder_options=options, device='cpu'))
+    model, path = build_model(cfg, WORD_MAP).eval(), tmp_path / 'model.pth.tar'
+    optimizer = make_optimizer(model)
+    save_checkpoint([path], model, optimizer, ReduceLROnPlateau(optimizer))
+    loaded = load_model(path, 'cpu')
+    images, order = random(5, 3, 256, 256).mul(99).to(torch.uint8), torch.arange(5)
+    one, other = (each(Batch(images, order, captions(), torch.tensor(LENGTHS), order)) for each in (model, loaded))
+    assert loaded.name == decoder.rpartition('.')[2] and loaded.settings == cfg
+    assert torch.equal(one.scores, other.scores) and (one.alphas is None or torch.equal(one.alphas, other.alphas))
