@@ -79,7 +79,8 @@ def read_runs(folders):
 def saved_runs(folder):
     """The runs of one folder: those of ``compare.ipynb``, or the decoders that ``test.ipynb`` has tested."""
     if (folder / 'comparison.json').exists():
-        return [run | dict(settings=settings_in(folder / folder_name(run['run']), 'seed_*/BEST_checkpoint_*.pth.tar'))
+        return [run | dict(settings=settings_in(folder / folder_name(run.get('run', run['name'])),  # older: without
+                                                'seed_*/BEST_checkpoint_*.pth.tar'))
                 for run in read_json(folder / 'comparison.json', AGAIN)]
     runs = []
     for name, history in read_histories(folder).items():
