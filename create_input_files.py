@@ -13,7 +13,8 @@ restval), VAL and TEST:
 - ``WORDMAP_{base}.json``: word -> index; ``<pad>`` is 0, then the words, ``<unk>``, ``<start>``, ``<end>``.
 
 The ten files get their names when all are complete; until then, older ones stay as they are. A run does nothing if
-they are there and were made from the same input. Of two runs on one folder the second waits for the first.
+they are there and were made from the same input. Of two runs on one folder the second waits for the first. HDF5 files
+that another program has there under these names stop it.
 
 Where a sentence comes in one piece (``raw``), as Chinese does, ``--tokenizer`` splits it into words or characters. BLEU
 counts sequences of these tokens, so compare it only between runs with the same tokenizer.
@@ -220,8 +221,8 @@ def write_images(path, pictures, image_size, attributes, workers, skip_bad):
         raise ValueError(f"no image of the split {damaged[0].split} can be decoded: {damaged[0].problem}")
     names = {picture.name for picture in damaged}
     whole = [picture for picture in pictures if picture.name not in names]
-    write_images(path, whole, image_size, attributes, workers, skip_bad)
-    return whole, damaged
+    whole, more = write_images(path, whole, image_size, attributes, workers, skip_bad)
+    return whole, damaged + more
 
 
 def fingerprint_of(path):

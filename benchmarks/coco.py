@@ -43,7 +43,7 @@ def write_split(folder, split, pictures, words, rng):
     sentences = iter(np.split(np.array(words)[drawn], lengths.flatten().cumsum()[:-1]))
     references = [json.dumps([next(sentences).tolist() for _ in range(PER_PICTURE)]) for _ in range(pictures)]
     with h5py.File(folder / f'{split}_IMAGES_{NAME}.hdf5', 'w') as file:
-        file.attrs.update(captions_per_image=PER_PICTURE, fingerprint='', pictures=f'{split} {pictures}')
+        file.attrs.update(captions_per_image=PER_PICTURE, pictures=f'{split} {pictures}')
         file['references'], file['names'] = references, [f'{split}{i}.jpg' for i in range(pictures)]
         file.create_dataset('images', (pictures, 3, 256, 256), 'uint8', fill_time='never')[-1:] = 0
     for kind, values in ('CAPTIONS', captions.tolist()), ('CAPLENS', (lengths.flatten() + 2).tolist()):

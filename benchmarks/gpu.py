@@ -104,7 +104,6 @@ def difference(here, there, loss):
 
 def same_step(kind, way, models, machine):
     """A training step in single precision has the loss and the gradients that it has on the CPU."""
-    machine.bf16 = False
     settings = [Setting(models, each, kind, 64, pictures=4) for each in (machine, Machine('cpu', machine.small))]
     worst, value = difference(*settings, LOSSES[way])
     if not value <= TOLERANCE:

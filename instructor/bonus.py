@@ -41,7 +41,7 @@ def files(todos=None, language='en'):
              if any(path.match(pattern) for pattern in FOR_THE_BONUS)}
     # the handout has it without the runs that ask for more
     found['compare.ipynb'] = without_outputs((ROOT / 'compare.ipynb').read_text(encoding='utf-8')).encode()
-    for name in BONUS.values():
+    for name in {*BONUS.values()}:
         found[name] = student_source((ROOT / name).read_text(encoding='utf-8'), name, todos).encode()
     found['BONUS.md'] = PAGE.read_bytes()
     if language == 'zh':

@@ -16,6 +16,7 @@ from pathlib import Path
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from lab.notebooks import run_notebook
+from utils import read_json
 
 FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
 
@@ -26,7 +27,7 @@ def read_settings(path):
 
     :raises ValueError: no JSON, or a name that the notebook does not know
     """
-    settings = json.loads(Path(path).read_text(encoding='utf-8'))
+    settings = read_json(path, 'correct it')
     cells = json.loads((ROOT / 'compare.ipynb').read_text(encoding='utf-8'))['cells']
     cell, = (cell for cell in cells if 'parameters' in cell['metadata'].get('tags', []))
     names = [target.id for node in ast.parse(''.join(cell['source'])).body for target in node.targets]
@@ -51,7 +52,7 @@ def main():
         settings = {'split': 'TEST'} | (read_settings(arguments.settings) if arguments.settings else {})
         build = assemble(REFERENCE, arguments.build)
         run_notebook(build / 'compare.ipynb', build / 'compare.ipynb', **settings)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         sys.exit(f'error: {error}')
     folder = Path(settings.get('output_folder', build / 'runs' / 'compare'))
     table = max(folder.glob('*comparison.md'), key=lambda path: path.stat().st_mtime_ns)  # of this split

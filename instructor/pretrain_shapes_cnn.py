@@ -7,6 +7,7 @@ holds the cell's centre, or nothing. No captions, and none of the pictures of th
 other random streams. (One list of labels per picture, as for ImageNet, was tried first: see docs/shapes.md.)
 """
 
+import argparse
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
@@ -39,6 +40,7 @@ def picture(index):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     set_seed(0)
     total = PICTURES + HELD_OUT
     images = torch.empty(total, 3, 256, 256, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The demo: what it runs and prints; and at full size, what it promises on the embedded data set holds."""
+"""The demo: what it prints and gives README; and at full size, what it promises on the embedded data set holds."""
 
 import json
 from types import SimpleNamespace

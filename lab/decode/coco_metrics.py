@@ -61,5 +61,5 @@ def _meteor(gts, res):
             cwd=Path(find_spec('pycocoevalcap').submodule_search_locations[0], 'meteor'),
             env={**os.environ, 'LC_ALL': 'C.UTF-8'}, capture_output=True, encoding='utf-8', errors='replace')
     if done.returncode:
-        raise RuntimeError(f'Java ended with {done.returncode}: {done.stderr[:300]}')
+        raise RuntimeError(f'Java ended with {done.returncode}: {(done.stderr or done.stdout)[:300]}')
     return float(done.stdout)

@@ -73,8 +73,8 @@ def lines(path, size):
                 continue
             if len(values) < size:
                 raise ValueError(f'{path}, line {number}: {len(values)} numbers follow the word, but embed_dim is '
-                                 f'{size}: set embed_dim to the length of these vectors. A file that is cut off, '
-                                 'packed or binary cannot be read: save it as text in UTF-8')
+                                 f'{size}: set embed_dim to the length of these vectors. A file with tabs, or '
+                                 'one that is cut off, packed or binary cannot be read: save it as text in UTF-8')
             # words may hold blanks: the numbers are what comes last
             yield ' '.join([word, *values[:-size]]), values[-size:], f'{path}, line {number}'
 

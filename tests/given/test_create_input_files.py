@@ -308,6 +308,24 @@ def test_skip_bad_lists_what_it_leaves_out(data, tmp_path, capsys):
         assert all(torch.equal(found.image(number), wanted.image(number)) for number in range(len(found.names)))
 
 
+def test_a_picture_that_only_the_second_reading_finds_damaged(data, tmp_path, monkeypatch):
+    """The first one has all others read again: captions stay with their pictures."""
+    data.damage(2)
+    read_before, decode = set(), cif.decode
+
+    def fails_later(picture, image_size):
+        if picture.name == "sub/3.png" and picture.name in read_before:
+            return "cannot be decoded"
+        read_before.add(picture.name)
+        return decode(picture, image_size)
+
+    monkeypatch.setattr(cif, "decode", fails_later)
+    summary = data.run(tmp_path / "out", skip_bad=True)
+    assert [bad["image"] for bad in summary["bad_images"]] == ["sub/2.png", "sub/3.png"]
+    found, captions = read(tmp_path / "out", "TRAIN")
+    assert len(captions) == len(found.names) * found.cpi == summary["splits"]["TRAIN"]["captions"]
+
+
 # --- Runs again, runs that are stopped, two at once ---
 
 

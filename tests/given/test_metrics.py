@@ -1,4 +1,4 @@
-"""BLEU against cases worked out by hand and published figures; the small helpers of utils.py."""
+"""BLEU against cases worked out by hand and published figures; files that are whole or as they were."""
 
 import json
 import math
