@@ -178,7 +178,8 @@ def test_every_other_epoch_is_mirrored_but_for_what_has_a_side(tiny_data):
 
 def test_parts_of_a_step_weigh_as_many_words_as_they_have(tiny_cfg):
     """The same curve as one batch, but for rounding, with an optimizer that feels how large a gradient is."""
-    cfg = {**tiny_cfg, 'dropout': 0.0, 'alpha_c': 0.0, 'batch_size': 24, 'decoder_lr': 0.5}  # the penalty is per caption
+    # the penalty is per caption, not per word
+    cfg = {**tiny_cfg, 'dropout': 0.0, 'alpha_c': 0.0, 'batch_size': 24, 'decoder_lr': 0.5}
     whole, parts = (train({**cfg, 'accumulate': n}, optimizer=torch.optim.SGD)[-1]['val_loss'] for n in (1, 3))
     assert parts == pytest.approx(whole, rel=1e-5)
 
