@@ -281,7 +281,7 @@ class Answer:
             calls = sorted((call for call in self.errors if name.endswith(call)), key=len) or list(self.errors)
             if calls:
                 self.stopped(calls[-1])
-            self.wrong(name, 'it is not there', '')
+            self.wrong(name, 'it is not there')
         array = self.reply['arrays'][name]
         numbers = array.astype(float)
         _, expected = self.expected.get(name, ((), np.ones(1)))
@@ -301,30 +301,35 @@ class Answer:
         cause = next((cause for pattern, cause in OF_ERRORS.items() if re.match(pattern, error['error'])), cause)
         self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
-    def wrong(self, expected, came, cause, slow=False):
-        """Fail, with everything in the first line."""
+    def wrong(self, expected, came, cause='', rule='', slow=False):
+        """Fail, with everything in the first line.
+
+        :param cause: the likely cause of this difference; where it is not known, ``rule`` says what is right
+        """
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply, slow)
         if known:  # the same error, and the time, can come from elsewhere, the same numbers hardly
             cause = ('Likely cause: ' if self.errors or slow else KNOWN) + '; or: '.join(known)
         elif cause:
             cause = f'Likely cause: {cause}'
+        elif rule:
+            cause = f'It should be: {rule}'
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'
         pytest.fail(text + (f' {cause}.' if cause else ''), pytrace=False)
 
-    def require(self, true, expected, came, cause):
+    def require(self, true, expected, came, cause='', rule=''):
         if not true:
-            self.wrong(expected, came, cause)
+            self.wrong(expected, came, cause, rule)
 
     def is_right(self, *names):
         """Whether the arrays of these names are what was expected."""
         return all(array.shape == size and same(array if size == numbers.shape else brief(array), numbers)
                    for array, (size, numbers) in ((self[name], self.expected[name]) for name in names))
 
-    def same(self, *names, shape='', cause=''):
+    def same(self, *names, shape='', cause='', rule=''):
         """The arrays of these names are what was expected.
 
         :param shape: names of the dimensions, for the message
-        :param cause: the likely cause if not
+        :param cause, rule: as for :meth:`wrong`
         """
         for name in names:
             array, (size, expected) = self[name], self.expected[name]
@@ -332,7 +337,7 @@ class Answer:
             self.require(array.shape == size, what, f'it has shape {array.shape}',
                          '' if array.shape == size else self.lab.difference_of(array.shape, size))
             self.require(self.reply['arrays'][name].dtype != np.float64, f'{name} in single precision',
-                         'it is in double precision', 'make the tensors that you fill with the dtype of encoder_out')
+                         'it is in double precision', rule='tensors that you fill have the dtype of encoder_out')
             array = array if array.shape == expected.shape else brief(array)
             tolerance = OF_GRADIENTS if name.startswith('gradient') else TOLERANCE
             far = np.abs(array - expected) - tolerance * self.scale(name)
@@ -342,7 +347,7 @@ class Answer:
                 mixed = 'a weighted sum over the other dimensions, ' if array.shape != size else ''
                 self.wrong(f'{name}{index} = {expected[place]:.5g} ({mixed}tolerance '
                            f'{tolerance * self.scale(name):.1g})',
-                           f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ', cause)
+                           f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ', cause, rule)
 
     def scale(self, name):
         """What the tolerance is relative to: the largest number of an array; of a gradient that is zero in theory, such

@@ -24,8 +24,7 @@ def check_layers(lab, kind):
                          f'there is no {name}' + (f', but {near[0]}' if near else ''),
                          'the layer has another name or kind, or is never made')
         answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
-                       f'the sizes that self.{layer} is made with: first that of what goes in, then that of what '
-                       'comes out')
+                       rule=f'self.{layer} is made with the size of what goes in, then that of what comes out')
     for what in ('layers', *['equal'] * (kind != 'attention')):
         answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__', stubs=())
         answer.same(*(name for name in answer.expected if name != 'dropout'),
@@ -40,7 +39,7 @@ def check_probability(answer):
     share = 1 - 1 / came[came != 0].mean() if came.any() else 1.0
     of_share, of_pattern = randomness(came != 0, probability)
     answer.require(abs(share - probability) < 1e-4, f'self.dropout = nn.Dropout with probability {probability:.3g}',
-                   f'its probability is {share:.3g}', 'hand the parameter dropout on to nn.Dropout')
+                   f'its probability is {share:.3g}', rule='nn.Dropout gets the parameter dropout')
     answer.require(max(of_share, of_pattern) < SURE, 'self.dropout to drop each entry by itself',
                    'entries are dropped together', 'nn.Dropout1d and its like drop whole rows: take nn.Dropout')
 
@@ -67,13 +66,13 @@ def check_dropout(lab, kind):
     """Dropout is on h before fc and nowhere else, and only in training (first, it drops everything)."""
     answer, usual = (lab(f'{kind}_{what}', f'{CLASS[kind]}.one_step') for what in ('dropout', 'step'))
     right = usual.is_right('predictions', 'h', 'c')
-    answer.same('predictions', 'h', 'c', shape='batch_size, ...', cause=(
-        'dropout must be off in eval(): use self.dropout, or F.dropout with training=self.training' if right else
-        'one_step is wrong where nothing is dropped, too'))
+    answer.same('predictions', 'h', 'c', shape='batch_size, ...',
+                cause='' if right else 'one_step is wrong where nothing is dropped, too',
+                rule='in eval() nothing is dropped: self.dropout, or F.dropout with training=self.training')
     answer.same('predictions in training', shape='batch_size, vocab_size',
-                cause='dropout comes right before fc: when all of h is dropped, fc.bias is left')
+                rule='dropout comes right before fc: when all of h is dropped, fc.bias is left')
     answer.same('h in training', 'c in training', 'h once more', 'c once more', shape='batch_size, decoder_dim',
-                cause='only what goes into fc is dropped; the h and c of the next step stay whole')
+                rule='only what goes into fc is dropped; the h and c of the next step stay whole')
     check_rate(lab(f'{kind}_rate', f'{CLASS[kind]}.one_step'))
 
 
@@ -86,7 +85,7 @@ def check_rate(answer):
     usual, *dropped = [answer[name] for name in ('predictions of large sizes', *(
         f'predictions in training {n}' for n in range(TIMES)))]
     answer.require(all(scores.shape == usual.shape for scores in dropped),
-                   f'predictions in training of shape {usual.shape}', 'their shape is another', '')
+                   f'predictions in training of shape {usual.shape}', 'their shape is another')
     before_fc = np.linalg.pinv(weights['fc.weight'].astype(float)).T
     running = usual.any(axis=-1)
     h, *into_fc = [(scores[running] - weights['fc.bias']) @ before_fc for scores in (usual, *dropped)]
@@ -157,16 +156,17 @@ def check_shapes_and_order(lab, kind):
     for call in ('', ' in training'):
         usual = call and 'it is right in eval(): training makes a difference, or a call leaves something behind'
         order, captions, scores = (answer[name + call] for name in ('sort_ind', 'encoded_captions', 'predictions'))
-        answer.same(f'decode_lengths{call}', cause=usual or 'one step less than words, as <end> is not read; sorted')
+        answer.same(f'decode_lengths{call}', cause=usual,
+                    rule='for each caption one step less than it has words, the longest caption first')
         answer.require(order.dtype == np.int64 and order.ndim == 1 and sorted(order) == list(range(len(tokens))),
                        f'sort_ind{call} to hold each of 0 ... {len(tokens) - 1} once, of dtype torch.long',
-                       f'it is {order.flatten().tolist()[:9]}', usual or 'return the indices that the sort gave you')
+                       f'it is {order.flatten().tolist()[:9]}', usual, 'the indices that the sort gave you')
         steps = (lengths[order, 0] - 1).tolist()
         answer.require(steps == sorted(steps, reverse=True), f'sort_ind{call} to put the longest caption first',
-                       f'it puts captions of {steps} steps in this order', usual or 'return the indices of the sort')
-        answer.require(captions.dtype == np.int64, f'encoded_captions{call} of dtype torch.long', 'they are floats', '')
-        answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', cause=usual or (
-            'return the captions reordered by sort_ind, whole, with <start> and padding'))
+                       f'it puts captions of {steps} steps in this order', usual, 'the indices that the sort gave you')
+        answer.require(captions.dtype == np.int64, f'encoded_captions{call} of dtype torch.long', 'they are floats')
+        answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', cause=usual,
+                    rule='the captions in the order of sort_ind, whole, with <start> and padding')
         answer.require(scores.shape == size, f'predictions{call} of shape {size} = (batch_size, max(decode_lengths), '
                        'vocab_size)', f'their shape is {scores.shape}', usual or 'the sizes of the zeros that you fill')
 
@@ -176,14 +176,14 @@ def check_zero_past_the_end(answer, name):
     if rows.shape == answer.expected[name][0]:
         past = [np.abs(rows[i, length - 1:]).max(initial=0) for i, length in enumerate(answer.inputs.lengths)]
         answer.require(not any(past), f"{name} to be zero past each caption's end",
-                       f'there are numbers of up to {max(past):.3g}', '')
+                       f'there are numbers of up to {max(past):.3g}')
 
 
 def check_predictions(lab, kind):
     """The same as one_step, repeated, caption by caption; zero past a caption's end."""
     answer = ask(lab, kind)
     check_zero_past_the_end(answer, 'predictions')
-    answer.same('predictions', shape='batch_size, max(decode_lengths), vocab_size', cause=(
+    answer.same('predictions', shape='batch_size, max(decode_lengths), vocab_size', rule=(
         'step t needs the word vectors of word t and the h and c that step t - 1 gave back, n rows of each; its scores '
         'stay as they are, and zeros past the end'))
     answer.same('predictions once more', cause=(
@@ -191,7 +191,7 @@ def check_predictions(lab, kind):
     stubs, _, main = EARLIER[lab.todo]
     with_stubs = ask(lab, kind, stubs=stubs) if lab.subject.works(main, stubs) else answer  # these do not drop anything
     with_stubs.same('predictions in training', shape='batch_size, max(decode_lengths), vocab_size',
-                    cause='in forward itself training makes no difference: dropout is in one_step')
+                    rule='in forward itself training makes no difference: dropout is in one_step')
     ask(lab, kind, 'batch').same('predictions of large sizes', cause=if_usual(
         answer, ['predictions'], 'only small numbers of captions, words or cells, or short vectors, work'))
 
@@ -200,22 +200,23 @@ def check_no_later_word_is_seen(lab, kind):
     """Change word t: the predictions before t stay, those from t on move."""
     usual, answer = ask(lab, kind), ask(lab, kind, 'time')
     for t in range(max(answer.inputs.lengths) - 1):
-        answer.same(f'predictions with another word {t}', shape='batch_size, max(decode_lengths), vocab_size', cause=(
-            if_usual(usual, ['predictions'], f'word {t} is read at step {t}, not earlier, and h and c carry it on')))
+        answer.same(f'predictions with another word {t}', shape='batch_size, max(decode_lengths), vocab_size',
+                    cause=if_usual(usual, ['predictions']),
+                    rule=f'word {t} is read at step {t}, not earlier, and h and c carry it on')
 
 
-def if_usual(usual, names, cause):
+def if_usual(usual, names, cause=''):
     """What is special in a call is the cause only if the usual call is right."""
     return cause if usual.is_right(*names) else 'it is wrong in the usual case already'
 
 
 def check_captions_do_not_touch_each_other(lab, kind):
     answer = ask(lab, kind)
-    cause = if_usual(answer, outputs(kind),
-                     'the result of a caption must not depend on its place, its padding or its neighbours')
+    cause = if_usual(answer, outputs(kind))
     for call in (' in another order', ' of the first caption alone', ' padded with another word',
                  ' padded to the longest', ' with pixels in a row', ' with more cells'):
-        answer.same(*outputs(kind, call), cause=cause)
+        answer.same(*outputs(kind, call), cause=cause, rule=(
+            'the result of a caption does not depend on its place, its padding or its neighbours'))
 
 
 def check_works_in_training_and_beam_search(lab, kind):
@@ -241,5 +242,5 @@ def check_device(lab, kind):
     made = answer['made on the CPU']
     names = [name for name, on_cpu in zip(('predictions', '', '', 'alphas'), made, strict=False) if name and on_cpu]
     answer.require(not names, 'tensors that lie where encoder_out lies', f'{" and ".join(names)} always lie on the CPU',
-                   'make them on the device of encoder_out')
+                   rule='they are made on the device of encoder_out')
 

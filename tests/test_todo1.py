@@ -14,34 +14,35 @@ def test_first_state_reads_the_picture(lab):
     """x_{-1} = bn(init(mean pixel)); one LSTM step on it from zero states."""
     answer = lab('plain_start', START)
     answer.same('h', 'c', shape='batch_size, decoder_dim',
-                cause='the mean over the pixels (dim 1) goes through init, then bn; the LSTM starts from zeros')
+                rule='the mean over the pixels (dim 1) goes through init, then bn; the LSTM starts from zeros')
     answer.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
-                cause='the result of a picture must not depend on how many there are, or how many cells they have')
+                rule='the result of a picture does not depend on how many there are, or how many cells they have')
     answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
     answer.same('h in training', 'c in training', shape='batch_size, decoder_dim', cause=(
-        'self.bn is in eval() in training too' if same(answer['h in training'], answer.expected['h'][1]) else
-        'in training self.bn takes mean and variance of the batch; dropout comes later, before fc'))
+        'self.bn is in eval() in training too' if same(answer['h in training'], answer.expected['h'][1]) else ''),
+        rule='in training self.bn takes mean and variance of the batch; dropout comes later, before fc')
     lab('plain_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
 
 
 def test_batch_norm_learns_its_statistics(lab):
     """In training each call moves the running statistics a little, which eval() then takes."""
     answer = lab('plain_start', START)
-    answer.same('h after training', 'c after training', 'h in training once more', cause=if_usual(
-        answer, ['h in training'], 'self.bn must see init(mean pixel), once per call, and have the default momentum'))
+    answer.same('h after training', 'c after training', 'h in training once more',
+                cause=if_usual(answer, ['h in training']),
+                rule='self.bn sees init(mean pixel), once per call, and has the default momentum')
 
 
 def test_one_step(lab):
     """h, c = LSTM(word, (h, c)); scores = fc(h)."""
     answer = lab('plain_step', STEP)
     answer.same('h', shape='batch_size, decoder_dim',
-                cause='the LSTM reads the words, from the state that one_step is given')
-    answer.same('c', shape='batch_size, decoder_dim', cause='h is right: c comes from the same call of the LSTM')
-    answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
+                rule='the LSTM reads the words, from the state that one_step is given')
+    answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
+    answer.same('predictions', shape='batch_size, vocab_size', rule='fc reads the new h; no softmax, the loss has it')
     check_not_seeded(answer)
     for call in (' once more', ' of one caption', ' in training', ' of large numbers'):
         answer.same(f'predictions{call}', f'h{call}', f'c{call}',
-                    cause='the result must not depend on calls before, on other captions, the mode or large numbers')
+                    rule='the result does not depend on calls before, on other captions, the mode or large numbers')
     lab('plain_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'h', 'c')),
                                  cause='only small sizes work')
 

@@ -25,13 +25,13 @@ def test_shapes(lab):
     z, pixels = answer['z'], answer.inputs.pixels()
     between = (z >= pixels.min(axis=1) - 1e-4) & (z <= pixels.max(axis=1) + 1e-4)
     answer.require(between.all(), 'z between the smallest and the largest pixel, in each channel', 'it lies outside',
-                   'z must be a weighted mean of encoder_out, with weights that sum to 1 over the pixels')
+                   rule='z is a weighted mean of encoder_out, with weights that sum to 1 over the pixels')
     looks_somewhere(answer)
 
 
 def looks_somewhere(answer):
     answer.require(np.ptp(answer['alpha'], axis=1).max() > 1e-3, 'pixels to get different weights',
-                   'all weights are equal', 'the scores must depend on encoder_out')
+                   'all weights are equal', rule='the scores depend on encoder_out')
 
 
 def test_alpha_sums_to_one_over_the_pixels(lab):
@@ -46,7 +46,7 @@ def test_alpha_sums_to_one_over_the_pixels(lab):
     answer.require(np.abs(sums - 1).max() <= TOLERANCE, f'alpha to sum to 1 over the {pixels} pixels of each picture',
                    'it sums to 1 over the batch' if over_batch else
                    f'the sums are {", ".join(f"{value:.6g}" for value in sums)}',
-                   'the weights are rounded: they must be in single precision' if np.abs(sums - 1).max() < 0.01 else
+                   'the weights are rounded: they must be in single precision' if np.abs(sums - 1).max() < 0.01 else '',
                    'the softmax is over the pixels of a picture, dim 1')
     looks_somewhere(answer)
 
@@ -55,13 +55,13 @@ def test_alpha_follows_the_formula(lab):
     """alpha = softmax(att(relu(encoder_att(a) + decoder_att(h)))), eqs. 4 and 5."""
     answer = ask(lab)
     answer.same('alpha', shape='batch_size, num_pixels',
-                cause='each score comes from att of the ReLU of key plus query (eq. 4)')
-    answer.same('alpha in training', 'alpha once more', cause='alpha is the same in training, and at every call')
+                rule='each score comes from att of the ReLU of key plus query (eq. 4)')
+    answer.same('alpha in training', 'alpha once more', rule='alpha is the same in training, and at every call')
     check_not_seeded(answer)
     if takes_keys(answer):
         answer.same('alpha with keys', 'z with keys',
-                    cause='keys that are handed in are encoder_att(encoder_out), ready to use')
-        answer.same('alpha with keys once more', 'z with keys once more', cause='keys that come in must not change')
+                    rule='keys that are handed in are encoder_att(encoder_out), ready to use')
+        answer.same('alpha with keys once more', 'z with keys once more', rule='keys that come in do not change')
     lab('attention_large', FORWARD).same('alpha of large sizes', 'z of large sizes', cause='only small sizes work')
 
 
@@ -71,27 +71,27 @@ def test_z_is_the_weighted_sum(lab):
     alpha, pictures = answer['alpha'], answer.inputs.pixels()
     shape = answer.inputs.batch, answer.inputs.encoder_dim
     answer.require(alpha.shape == pictures.shape[:2], f'alpha of shape {pictures.shape[:2]}',
-                   f'its shape is {alpha.shape}', 'drop the last dimension of the scores')
+                   f'its shape is {alpha.shape}', rule='the scores have no last dimension of size 1')
     answer.require(answer['z'].shape == shape, f'z of shape {shape} = (batch_size, encoder_dim)',
-                   f'its shape is {answer["z"].shape}', 'sum over the pixels, dim 1')
+                   f'its shape is {answer["z"].shape}', rule='the sum is over the pixels, dim 1')
     weighted = np.einsum('bp,bpe->be', alpha, pictures)
     rounding = 1e-6 * np.einsum('bp,bpe->be', np.abs(alpha), np.abs(pictures))
     answer.require((np.abs(answer['z'] - weighted) <= TOLERANCE * (1 + np.abs(weighted)) + rounding).all(),
                    'z = sum over the pixels of alpha * encoder_out',
                    f'z[0, 0] is {answer["z"][0, 0]:.5g} where the sum is {weighted[0, 0]:.5g}',
-                   'weigh encoder_out itself, not the keys, and sum, not average, over dim 1')
+                   rule='encoder_out itself is weighed, not the keys, and summed, not averaged, over dim 1')
     looks_somewhere(answer)
 
 
 def test_pixels_may_come_in_any_order(lab):
     answer = ask(lab)
-    each = 'each pixel is scored on its own, each picture for itself'
-    for call, cause in ((', pixels in another order', each), (' of one picture', each), (', equal pixels', each),
+    for call, cause in ((', pixels in another order', ''), (' of one picture', ''), (', equal pixels', ''),
                         (', strong pixels', 'large scores are cut off or rounded'),
                         (', more cells', 'a number of cells is limited, or cells of zeros are left out'),
                         (' once more', 'a call leaves something behind for the next one'),
-                        (' in training', 'training makes no difference here')):
-        answer.same(f'z{call}', f'alpha{call}', cause=if_usual(answer, ['z', 'alpha'], cause))
+                        (' in training', 'training makes a difference here')):
+        answer.same(f'z{call}', f'alpha{call}', cause=if_usual(answer, ['z', 'alpha'], cause),
+                    rule='each pixel is scored on its own, each picture for itself')
 
 
 def test_gradients(lab):

@@ -13,13 +13,13 @@ def test_first_state_comes_from_the_mean_pixel(lab):
     """h = init_h(mean pixel), c = init_c(mean pixel)."""
     answer = lab('attentive_start', START)
     answer.same('h', shape='batch_size, decoder_dim',
-                cause='h = init_h(mean), the mean over the pixels, dim 1, and nothing after it')
-    answer.same('c', shape='batch_size, decoder_dim', cause='c = init_c(mean), and nothing after it; h is right')
+                rule='h = init_h(mean), the mean over the pixels, dim 1, and nothing after it')
+    answer.same('c', shape='batch_size, decoder_dim', rule='c = init_c(mean), and nothing after it; h is right')
     for call in (' of one picture', ' with more cells', ' once more', ' in training', ' in training once more',
                  ' after training'):
         answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
-                    cause='neither other pictures nor training nor calls before make a difference: dropout comes in '
-                          'one_step, before fc')
+                    rule='neither other pictures nor training nor calls before make a difference: dropout comes in '
+                         'one_step, before fc')
     lab('attentive_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
 
 
@@ -27,19 +27,19 @@ def test_one_step(lab):
     """z, alpha = attention; h, c = LSTM([word; beta * z], (h, c)); scores = fc(h)."""
     answer = lab('attentive_step', STEP)
     answer.same('alpha', shape='batch_size, num_pixels',
-                cause='alpha is what self.attention(encoder_out, h) returns, with the old h')
+                rule='alpha is what self.attention(encoder_out, h) returns, with the old h')
     answer.same('h', shape='batch_size, decoder_dim',
-                cause='decode_step reads [embeddings; beta * z] in this order, from (h, c); beta is a sigmoid')
-    answer.same('c', shape='batch_size, decoder_dim', cause='h is right: c comes from the same call of the LSTM')
-    answer.same('predictions', shape='batch_size, vocab_size', cause='fc reads the new h; no softmax, the loss has it')
+                rule='decode_step reads [embeddings; beta * z] in this order, from (h, c); beta is a sigmoid')
+    answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
+    answer.same('predictions', shape='batch_size, vocab_size', rule='fc reads the new h; no softmax, the loss has it')
     check_not_seeded(answer)
     calls = [' once more', ' of one caption', ' in training', ' with more cells', ' of large numbers']
     if takes_keys(answer):
         calls += [' with keys', ' with keys once more']
     for call in calls:
         answer.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
-                    cause='hand keys on to self.attention; all else stays as it is' if 'keys' in call else
-                    'the result must not depend on calls before, other captions, the mode, the grid or large numbers')
+                    rule='keys go on to self.attention; all else stays as it is' if 'keys' in call else
+                    'the result does not depend on calls before, other captions, the mode, the grid or large numbers')
     lab('attentive_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
                                      cause='only small sizes work')
 
@@ -49,9 +49,9 @@ def test_gate_scales_what_is_seen(lab):
     answer = lab('attentive_step', STEP)
     for name in ('shut', 'half open', 'open'):
         answer.same(f'h, gate {name}', shape='batch_size, decoder_dim',
-                    cause=f'when its layer gives {dict(shut=-1000, open=1000).get(name, 0)} the LSTM must read '
-                          f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta is the sigmoid of what the layer gives')
-    answer.same('h', cause='beta is computed from the old h, entry by entry')
+                    rule=f'when its layer gives {dict(shut=-1000, open=1000).get(name, 0)} the LSTM reads '
+                         f'{dict(shut=0, open=1).get(name, 0.5)} * z: beta is the sigmoid of what the layer gives')
+    answer.same('h', rule='beta is computed from the old h, entry by entry')
 
 
 def test_dropout(lab):

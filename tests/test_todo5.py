@@ -19,7 +19,7 @@ def test_alphas(lab):
     answer = checks.ask(lab, KIND)
     checks.check_zero_past_the_end(answer, 'alphas')
     answer.same('alphas', shape='batch_size, max(decode_lengths), num_pixels',
-                cause='keep the alpha of one_step at [:n, t], beside the predictions, and zeros past the end')
+                rule='the alpha of one_step stands at [:n, t], as the predictions do, and zeros past the end')
     checks.ask(lab, KIND, 'batch').same('alphas of large sizes', cause='only small numbers of captions or cells work')
 
 

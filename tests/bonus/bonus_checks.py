@@ -10,8 +10,8 @@ OTHER_CALLS = {  # what is different in them -> the likely cause if only these a
     ' of one caption': 'squeeze() without a dimension drops that of the batch as well',
     ' of one picture': 'squeeze() without a dimension drops that of the batch as well',
     ' with more cells': 'a number of cells is fixed',
-    ' with pixels in a row': 'the grid may come with its pixels in a row already: flatten_pixels takes both',
-    ' with other keys': 'keys that are handed over must be taken as they are',
+    ' with pixels in a row': 'a grid with its pixels in a row already is not taken (flatten_pixels takes both)',
+    ' with other keys': 'keys that are handed over are not taken as they are',
     ' in training': 'training makes a difference here: dropout in another place as well',
     ' after training': 'a call in training leaves something behind'}
 
@@ -25,15 +25,15 @@ def after(lab, *checks):
             pytest.skip(f'waits for TODO {lab.todo}: {check.__name__}')
 
 
-def check_method(lab, name, method, gradients=True, **causes):
+def check_method(lab, name, method, gradients=True, **rules):
     """What a method gives back, called in every way.
 
     :param name: of the request
-    :param causes: each output -> the likely cause if it is wrong
+    :param rules: each output -> what it should be
     """
     answer = lab(name, method)
-    for output, cause in causes.items():
-        answer.same(output, cause=cause)
+    for output, rule in rules.items():
+        answer.same(output, rule=rule)
     for call in others(answer):
         cause = next((cause for part, cause in OTHER_CALLS.items() if call.endswith(part)), '')
         answer.same(call, cause=cause)
@@ -66,14 +66,14 @@ def check_dropout(lab, kind, method):
     answer = lab(f'{kind}_dropout', method)
     for name in answer.expected:
         everywhere = name.startswith('predictions in training')
-        answer.same(name, cause='' if 'in training' not in name else
+        answer.same(name, rule='' if 'in training' not in name else
                     'dropout comes right before fc; when all is dropped, fc.bias is left' if everywhere else
                     'only what goes into fc is dropped; the state of the next step stays whole')
     answer, masks = lab(f'{kind}_masked', method), []
     size = answer.inputs.batch, answer.inputs.vocab_size
     for call in (' in training', ' in training once more'):
         width, came = answer.inputs.decoder_dim, answer[f'predictions{call}'].shape
-        answer.require(came == answer['predictions'].shape == size, f'predictions of shape {size}', f'it is {came}', '')
+        answer.require(came == answer['predictions'].shape == size, f'predictions of shape {size}', f'it is {came}')
         times = answer[f'predictions{call}'][:, :width] / answer['predictions'][:, :width]
         halved = (np.abs(times) < 1e-3) | (np.abs(times - 2) < 1e-2)
         answer.require(halved.all() and 0 < times.mean() < 2,
@@ -82,7 +82,7 @@ def check_dropout(lab, kind, method):
                        'dropout more than once, of another thing than what goes into fc, or not in training only')
         masks.append(times > 1)
     answer.require((masks[0] != masks[0][:1]).any() and (masks[0] != masks[1]).any(),
-                   'other entries dropped for each caption and at each call', 'they are the same', '')
+                   'other entries dropped for each caption and at each call', 'they are the same')
 
 
 def check_whole(lab, kind, *requests):

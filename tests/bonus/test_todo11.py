@@ -14,7 +14,7 @@ def shares_of(lab, teacher_forcing):
     answer.require(words.shape == WORDS_FED.shape, f'a word for each row, of shape {WORDS_FED.shape}',
                    f'its shape is {words.shape}', 'torch.multinomial gives (n, 1)')
     answer.require(words.dtype == np.int64 and ((words >= 0) & (words < 5)).all(), 'words, torch.int64',
-                   'they are something else', 'they are indices, as true_words')
+                   'they are something else', rule='they are indices, as true_words')
     return answer, np.stack([np.bincount(words[row::2], minlength=5) for row in (0, 1)]) / (len(words) / 2)
 
 
@@ -24,17 +24,17 @@ def like(shares, others):
 
 def test_own_words_are_drawn_from_the_scores_of_their_row(lab):
     answer, shares = shares_of(lab, 0.0)
-    cause = "draw from the softmax of the row's scores"
+    cause = ''
     for wrong, own in (
             ('all words are drawn alike, whatever their scores', np.full((2, 5), 0.2)),
             ('the best word is taken in place of one that is drawn', np.eye(5)[[0, 2]]),
             ('all words are drawn from the scores of the first row', SHARES[[0, 0]]),
             ('a row gets the word of another row: draw one for each, and keep them in order', SHARES[::-1]),
             ('a row gets the word of any row: draw one for each, and keep them in order', SHARES.mean(axis=0)),
-            ('teacher_forcing is the probability of the true word, not of the own one', TRUE)):
+            ('teacher_forcing is taken for the probability of the own word', TRUE)):
         cause = wrong if like(shares, own) else cause
     answer.require(like(shares, SHARES), f'words drawn {SHARES.tolist()} times in rows of two kinds, teacher_forcing=0',
-                   f'they are {shares.round(2).tolist()}', cause)
+                   f'they are {shares.round(2).tolist()}', cause, "drawn from the softmax of the row's scores")
 
 
 def test_nothing_is_changed_in_place(lab):
@@ -50,9 +50,10 @@ def test_true_words_are_taken_as_often_as_said(lab):
     after(lab, test_own_words_are_drawn_from_the_scores_of_their_row, test_nothing_is_changed_in_place)
     answer, shares = shares_of(lab, 0.25)
     taken = (shares * TRUE).sum(axis=1)
-    cause = 'a random number for each row; where it is below teacher_forcing, the true word'
+    cause = ''
     if like(taken, 0.75):
-        cause = 'teacher_forcing is the probability of the true word, not of the own one'
+        cause = 'teacher_forcing is taken for the probability of the own word'
     elif set(taken) <= {0.0, 1.0}:
         cause = 'all rows are treated alike: each needs a random number of its own'
-    answer.require(like(taken, 0.25), 'the true word in 25% of all rows', f'it is in {taken.mean():.0%}', cause)
+    answer.require(like(taken, 0.25), 'the true word in 25% of all rows', f'it is in {taken.mean():.0%}', cause,
+                   'a random number for each row; where it is below teacher_forcing, the true word')

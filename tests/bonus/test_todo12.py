@@ -7,8 +7,8 @@ def check_loss(lab, of):
     answer = lab('surrogate_loss', 'surrogate_loss')
     name = f'gradient of log_p{of}'
     answer.require(answer[name].any(), 'a gradient of log_p', 'it is zero', 'log_p is detached')
-    answer.same(name, cause='minus weight / samples times advantage, of each sample')
-    answer.same(f'loss{of}', cause='the sum of advantage * log_p')
+    answer.same(name, rule='minus weight / samples times advantage, of each sample')
+    answer.same(f'loss{of}', rule='the sum of advantage * log_p')
     answer.same(f'loss{of} once more', cause='a call changes what it is given in place')
 
 

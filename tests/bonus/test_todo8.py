@@ -2,13 +2,13 @@
 
 from bonus_checks import after, check_method, check_whole
 
-CAUSE = {'rnn': 'self.decode_step on embeddings and h', 'gru': 'self.decode_step on embeddings and h',
-         'lstm': 'the cell takes and gives (h, c)'}
+RULE = {'rnn': 'self.decode_step on embeddings and h', 'gru': 'self.decode_step on embeddings and h',
+        'lstm': 'the cell takes and gives (h, c)'}
 
 
 def check_one_step(lab, kind):
     outputs = 'hc' if kind == 'lstm' else 'h'
-    check_method(lab, f'{kind}_step', 'DecoderWithCell.one_step', **dict.fromkeys(outputs, CAUSE[kind]))
+    check_method(lab, f'{kind}_step', 'DecoderWithCell.one_step', **dict.fromkeys(outputs, RULE[kind]))
 
 
 def test_rnn(lab):
@@ -25,5 +25,5 @@ def test_lstm(lab):
 
 def test_forward_and_beam_search(lab):
     after(lab, test_rnn, test_gru, test_lstm)
-    for kind in CAUSE:
+    for kind in RULE:
         check_whole(lab, kind, 'whole')
