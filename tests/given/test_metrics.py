@@ -1,7 +1,10 @@
 """BLEU against cases worked out by hand and published figures; files that are whole or as they were."""
 
+import errno
 import json
 import math
+import os
+import random
 
 import pytest
 
@@ -57,6 +60,17 @@ def test_bleu_by_hand(references, captions, precisions, penalty, recwarn):
     assert not recwarn.list  # a first epoch without a right 4-gram is no reason to warn
 
 
+def test_equal_to_pycocoevalcap_on_any_captions():
+    Bleu, rng = pytest.importorskip('pycocoevalcap.bleu.bleu').Bleu, random.Random(0)
+    for _ in range(200):
+        words = 'abcdefgh'[:rng.randint(1, 8)]
+        draw = lambda least=0: ' '.join(rng.choices(words, k=rng.randint(least, 9)))  # noqa: B023
+        references = [[draw(1) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 5))]
+        captions = [draw() for _ in references]
+        expected, _ = Bleu(4).compute_score(dict(enumerate(references)), {i: [c] for i, c in enumerate(captions)}, 0)
+        assert scores(references, captions) == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize('metric', [bleu, cider_d])
 @pytest.mark.parametrize(('references', 'captions'), [([[['a']]], []), ([[['a']], [['b']]], [['a']]), ([], [])])
 def test_one_caption_per_image(metric, references, captions):
@@ -79,6 +93,8 @@ def test_bleu_of_one_caption():
     assert worse == pytest.approx(0.2 ** (1 / 4)) and closest == references[1]  # 4/5 * 3/4 * 2/3 * 1/2
     assert caption_bleu(references, references[1]) == (pytest.approx(1), references[1])
     assert caption_bleu([['a', 'dog'], ['x'] * 9], ['a', 'dog']) == (pytest.approx(1), ['a', 'dog'])  # no 4-gram
+    rare, _ = caption_bleu(references, 'a dog runs on the grass'.split())  # no 4-gram is right: 0.1 counts as right
+    assert rare == pytest.approx((5 / 6 * 2 / 5 * 1 / 4 * 0.1 / 3) ** (1 / 4))  # the shorter of two is as close
     assert caption_bleu(references, [])[0] == 0
 
 
@@ -108,3 +124,15 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
     with pytest.raises(ZeroDivisionError), atomic_path(path):
         raise ZeroDivisionError  # before anything was written
     assert path.read_text() == 'new' and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_has_a_sentence(tmp_path, number):
+    """Also where torch.save hides it behind an error of its own."""
+    with pytest.raises(OSError, match='file.txt cannot be written.*disk'), atomic_path(tmp_path / 'file.txt') as path:
+        path.write_text('half')
+        try:
+            raise OSError(number, os.strerror(number))
+        finally:
+            raise RuntimeError('unexpected pos')
+    assert not list(tmp_path.iterdir())
