@@ -81,7 +81,8 @@ def in_chinese(found):
     texts = {name: translate.translated(sources[name], content.decode()).encode()
              for name, content in found.items() if name in sources}
     results = {name: with_chinese_mistakes(content) for name, content in found.items() if name.endswith('expected.npz')}
-    return found | texts | results
+    labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes()}
+    return found | texts | results | labels
 
 
 def with_chinese_mistakes(expected_results):

@@ -21,6 +21,8 @@ import pytest
 from inputs import Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
+LABELS = HERE.parent / 'lab' / 'labels.json'  # the Chinese lab's: what it says for the names of calls
+SAID = json.loads(LABELS.read_text(encoding='utf-8'))['checks'] if LABELS.exists() else {}
 MOST = 10_000  # entries that are kept of an array whose shape is none of those expected
 LARGEST = 1000  # times the largest number that is expected: nothing is computed from larger ones
 TOLERANCE = 1e-4  # of an array's largest number; single precision errs by less than a tenth of it
@@ -291,7 +293,9 @@ class Answer:
         return numbers if array.dtype.kind == 'f' else array
 
     def stopped(self, call):
-        error, which = self.errors[call], f' ({call.strip(" ,")})' if call not in ('', 'all', '0') else ''
+        error, which = self.errors[call], ''
+        if call not in ('', 'all', '0'):
+            which = SAID.get(call, f' ({call.strip(" ,")})')
         line, where, cause = error.get('line'), '', ''
         if line:
             # an earlier method may stop at what this one hands over
@@ -313,6 +317,8 @@ class Answer:
             cause = f'Likely cause: {cause}'
         elif rule:
             cause = f'It should be: {rule}'
+        for call, said in SAID.items():
+            expected = expected.replace(call, said)
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'
         pytest.fail(text + (f' {cause}.' if cause else ''), pytrace=False)
 
