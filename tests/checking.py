@@ -21,8 +21,9 @@ import pytest
 from inputs import Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
-LABELS = HERE.parent / 'lab' / 'labels.json'  # the Chinese lab's: what it says for the names of calls
-SAID = json.loads(LABELS.read_text(encoding='utf-8'))['checks'] if LABELS.exists() else {}
+LABELS = HERE.parent / 'lab' / 'labels.json'  # the Chinese lab's: what it says for names of calls and other words
+SAID = json.loads(LABELS.read_text(encoding='utf-8')) if LABELS.exists() else {'calls': {}, 'words': {}}
+CALLS, WORDS = SAID['calls'], SAID['words']
 MOST = 10_000  # entries that are kept of an array whose shape is none of those expected
 LARGEST = 1000  # times the largest number that is expected: nothing is computed from larger ones
 TOLERANCE = 1e-4  # of an array's largest number; single precision errs by less than a tenth of it
@@ -252,7 +253,8 @@ class Lab:
 
     def size(self, n):
         """A size and what it stands for."""
-        return f'{n} = {self.names_of_sizes[n]}' if n in self.names_of_sizes else f'{n}'
+        name = self.names_of_sizes.get(n)
+        return f'{n} = {WORDS.get(name, name)}' if name else f'{n}'
 
     def shapes_at(self, error):
         """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
@@ -295,7 +297,7 @@ class Answer:
     def stopped(self, call):
         error, which = self.errors[call], ''
         if call not in ('', 'all', '0'):
-            which = SAID.get(call, f' ({call.strip(" ,")})')
+            which = CALLS.get(call, f' ({call.strip(" ,")})')
         line, where, cause = error.get('line'), '', ''
         if line:
             # an earlier method may stop at what this one hands over
@@ -317,7 +319,7 @@ class Answer:
             cause = f'Likely cause: {cause}'
         elif rule:
             cause = f'It should be: {rule}'
-        for call, said in SAID.items():
+        for call, said in CALLS.items():
             expected = expected.replace(call, said)
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'
         pytest.fail(text + (f' {cause}.' if cause else ''), pytrace=False)

@@ -5,8 +5,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from checking import KNOWN, Lab, in_this_process, rubric
+from checking import KNOWN, WORDS, Lab, in_this_process, rubric
 
+FAILED = WORDS.get('wrong', 'wrong')  # what pytest counts in its last line
 RESULTS, OPEN = pytest.StashKey(), pytest.StashKey()
 NOT_PYTHON = ' (Syntax|Indentation|Tab)Error: '
 WRONG = r'(TODO \d+), ((?:\w+\.)?)(\w+): '  # begins what a check says
@@ -58,7 +59,7 @@ def pytest_runtest_makereport(item, call):
 def pytest_report_teststatus(report):
     """What a check says is printed once, at the end, and not in pytest's list of failures."""
     if report.failed and re.match(WRONG, report.longreprtext):
-        return 'wrong', 'F', 'FAILED'
+        return FAILED, 'F', 'FAILED'
 
 
 def one_mistake_one_paragraph(reports):
@@ -97,14 +98,14 @@ def pytest_terminal_summary(terminalreporter, config):
     results = config.stash.get(RESULTS, {})
     if not results:
         return
-    if wrong := terminalreporter.stats.get('wrong'):
+    if wrong := terminalreporter.stats.get(FAILED):
         terminalreporter.section('what is wrong')
         for text, names in one_mistake_one_paragraph(wrong):
             terminalreporter.write_line(filled(text))
             if names:
                 terminalreporter.write_line(filled(f'found by {", ".join(names)}', '    '))
             terminalreporter.write_line('')
-    terminalreporter.section('TODOs')
+    terminalreporter.section(WORDS.get('TODOs', 'TODOs'))
     total, reached, still_open = 0, 0, config.stash.get(OPEN, {})
     for todo in sorted({todo for todo, _ in results}):
         entry = rubric().get(todo, {'points': {}})  # a bonus task has no points
