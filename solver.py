@@ -286,13 +286,14 @@ def validate(run):
     model.eval()
     losses, cross_entropy, top5 = AverageMeter(), AverageMeter(), AverageMeter()
 
-    def bar(what, numbers, batch_size):
+    def bar(numbers, batch_size, desc):
         loader = batches.loader(dataset, numbers, batch_size)
-        return progress_bar(run.accelerator.prepare_data_loader(loader, False), desc=what, unit='batch', leave=False)
+        return progress_bar(run.accelerator.prepare_data_loader(loader, False), desc=desc, unit='batch', leave=False)
 
     forced, greedy = [], {}  # captions, in the order of the data set; scores by language
     # the captions of a picture are in one batch if they fit
-    for batch in bar('validate', batches.captions_of(dataset), max(cfg['batch_size'] // dataset.cpi, 1) * dataset.cpi):
+    whole_pictures = max(cfg['batch_size'] // dataset.cpi, 1) * dataset.cpi
+    for batch in bar(batches.captions_of(dataset), whole_pictures, desc='validate'):
         decoded = run.wrapped(batch)
         words = len(decoded.targets)
         losses.update(loss_of(loss, decoded, batch), words)
@@ -302,7 +303,7 @@ def validate(run):
                           for caption in decoded.guesses()], use_gather_object=True)
     for own in dataset.by_language():
         captions = []
-        for batch in bar('greedy captions', batches.pictures_of(own)[:, :1], cfg['batch_size']):
+        for batch in bar(batches.pictures_of(own)[:, :1], cfg['batch_size'], desc='greedy captions'):
             found = greedy_search(model.decoder, model.encode(batch.images), own.word_map)
             captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
         if len(model.history) >= 2 and (warning := same_caption(captions)):  # at first that is normal

@@ -18,9 +18,10 @@ def has_words(text):
     return re.search('[A-Za-z]{2}', NO_WORDS.sub(' ', text)) is not None
 
 
-def python(text, say, comments=True):
+def python(text, say, comments=True, captions=False):
     """
     :param comments: whether comments and docstrings are paragraphs too
+    :param captions: whether its strings are words of captions, which stay, but for those of progress bars
     """
     source = re.sub('^[%!]', '#', text, flags=re.M)  # a notebook's magic
     lines = source.split('\n')
@@ -36,7 +37,8 @@ def python(text, say, comments=True):
 
     tree = ast.parse(source)
     edits = [(*span(node), partial(string, whole(node), places=isinstance(node, ast.JoinedStr)))
-             for node in strings(tree, whole, of_checks=not comments)]
+             for node in ((node.value for node in ast.walk(tree) if of_a_bar(node)) if captions else
+                          strings(tree, whole, of_checks=not comments))]
     if comments:
         edits += [(*span(node), partial(docstring, text[slice(*span(node))], indent=node.col_offset))
                   for node in docstrings(tree)]
@@ -91,6 +93,10 @@ def docstrings(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)]
 
 
+def of_a_bar(node):
+    return isinstance(node, ast.keyword) and node.arg == 'desc' and isinstance(node.value, ast.Constant)
+
+
 def strings(node, whole, of_checks):
     """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with.
 
@@ -109,6 +115,8 @@ def strings(node, whole, of_checks):
             parts = node.keywords
         case ast.IfExp() if of_checks:
             words = [node.body, node.orelse]
+        case ast.keyword() if of_a_bar(node):
+            return [node.value]
     words = [part for part in words
              if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha()]
     return words + [found for part in parts for found in strings(part, whole, of_checks)]

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from instructor.code_paragraphs import has_words, python
 
 MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
+CAPTIONS = re.compile(r'lab/data/shapes\.py')  # whose strings are words of captions
 # Python files that the assignment calls worth reading: their comments and docstrings are paragraphs, too.
 WITH_COMMENTS = re.compile(r'[^/]+\.py|notes/.+|lab/(decode|more)/.+')
 # What is a paragraph in files of other kinds: behind the first group, in the second one.
@@ -37,7 +38,7 @@ def rewrite(name, text, say):
             cell['source'] = of_cell(''.join(cell['source']), say).splitlines(keepends=True)
         return json.dumps(notebook, indent=1, ensure_ascii=False) + '\n'
     if name.endswith('.py'):
-        return python(text, say, comments=WITH_COMMENTS.fullmatch(name) is not None)
+        return python(text, say, WITH_COMMENTS.fullmatch(name) is not None, CAPTIONS.fullmatch(name) is not None)
     return markdown(text, say) if name.endswith('.md') else values(text, VALUE[PurePath(name).suffix], say)
 
 
