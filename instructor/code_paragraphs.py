@@ -20,7 +20,7 @@ def has_words(text):
 
 def python(text, say, comments=True, captions=False):
     """
-    :param comments: whether comments and docstrings are paragraphs too
+    :param comments: whether comments and docstrings are paragraphs too; a docstring that ``--help`` prints always is
     :param captions: whether its strings are words of captions, which stay, but for those of progress bars
     """
     source = re.sub('^[%!]', '#', text, flags=re.M)  # a notebook's magic
@@ -39,9 +39,9 @@ def python(text, say, comments=True, captions=False):
     edits = [(*span(node), partial(string, whole(node), places=isinstance(node, ast.JoinedStr)))
              for node in ((node.value for node in ast.walk(tree) if of_a_bar(node)) if captions else
                           strings(tree, whole, of_checks=not comments))]
+    edits += [(*span(node), partial(docstring, text[slice(*span(node))], indent=node.col_offset))
+              for node in docstrings(tree) if comments or node.lineno == 1 and '__doc__' in text]
     if comments:
-        edits += [(*span(node), partial(docstring, text[slice(*span(node))], indent=node.col_offset))
-                  for node in docstrings(tree)]
         for block in comment_blocks(tokenize.generate_tokens(io.StringIO(source).readline)):
             (row, column), (last_row, last_column) = block[0].start, block[-1].end
             edits.append((begins[row - 1] + column, begins[last_row - 1] + last_column,
