@@ -243,7 +243,7 @@ class Attention(nn.Module):
         # TODO 3: Attention.forward
         # Predict first: all pixels of a picture get the same score. What are alpha and z? What changes when 5 is
         # added to every score?
-        #   keys   encoder_att of each pixel; a caller may hand them in     (batch_size, num_pixels, attention_dim)
+        #   keys   encoder_att of each pixel                                (batch_size, num_pixels, attention_dim)
         #   query  decoder_att of the hidden state                          (batch_size, attention_dim)
         #   e      the score of each pixel, from its key and the query of its own picture, as in the equation of the
         #          class (att is the w of note 4)                           (batch_size, num_pixels)
@@ -306,16 +306,14 @@ class DecoderWithAttention(nn.Module):
         :param encoder_out: (batch_size, num_pixels, encoder_dim)
         :param h: (batch_size, decoder_dim) hidden state so far
         :param c: (batch_size, decoder_dim) cell state so far
-        :param keys: (batch_size, num_pixels, attention_dim) for Attention.forward, or None;
-            you may take this parameter out if you do not use it
+        :param keys: for Attention.forward, which says what they are; you may take this parameter out
         :return: predictions (batch_size, vocab_size) scores before softmax, alpha (batch_size, num_pixels),
             new h, new c
         """
         # TODO 4: DecoderWithAttention.one_step
         # Predict first: the gate is shut, beta = 0 for every channel. What does the decoder still know of the picture
         # when it scores the next word? Would the alpha of this step be another one if the gate were open?
-        #   1. The attention looks with the old h, since the new one needs z. If you use keys, hand them on.
-        #                                                            z (batch_size, encoder_dim)
+        #   1. The attention looks with the old h, since the new one needs z.   z (batch_size, encoder_dim)
         #   2. The gate: beta = sigmoid(f_beta(h_{t-1})), a number from 0 to 1 for each channel of z (sec. 4.2.1).
         #   3. h_t, c_t = LSTM([x_t; beta * z], h_{t-1}, c_{t-1}). [a; b] is b behind a, in one vector per caption.
         #   4. The scores come from the new h: first dropout, then fc.         (batch_size, vocab_size)
