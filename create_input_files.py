@@ -328,7 +328,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                     contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
                     contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
                 for path, content in contents.items():
-                    parts[path].write_text(json.dumps(content), encoding="utf-8")
+                    parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
     summary = {"data_name": data_name, "already_there": not kept}
     if kept:

@@ -4,7 +4,6 @@
 """
 
 import inspect
-import json
 import math
 import os
 import time
@@ -30,7 +29,7 @@ from lab.train.features import caption_dataset
 from lab.train.model import CaptionModel, build_model
 from lab.train.resume import fingerprints, move_aside, resume, start_from
 from lab.train.settings import DEFAULTS, check_settings, in_epoch  # noqa: F401
-from utils import AverageMeter, atomic_path, best_epoch, monitored, topk_accuracy
+from utils import AverageMeter, best_epoch, monitored, topk_accuracy, write_json
 
 # torch's own setting: on Linux it takes large tensors from large pages, which is faster
 os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
@@ -331,5 +330,4 @@ def save(run):
     latest, best = checkpoint_paths(model.settings)
     improved = best_epoch(model.history) is model.history[-1]
     save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
-    with atomic_path(history_path(model.settings)) as temporary:
-        temporary.write_text(json.dumps(model.history, indent=1))
+    write_json(history_path(model.settings), model.history)

@@ -77,6 +77,12 @@ def read_json(path, advice):
         raise ValueError(f'{path} is empty, cut or damaged: {advice}') from error
 
 
+def write_json(path, value, indent=1):
+    """Write a JSON file, atomically. Chinese is there as Chinese."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=indent, ensure_ascii=False), encoding='utf-8')
+
+
 def sentence(words):
     """Words as people write them: with spaces between them, but none beside a Chinese character."""
     return re.sub(r' (?=[\u3000-\u9fff\uff00-\uffef])|(?<=[\u3000-\u9fff\uff00-\uffef]) ', '', ' '.join(words))

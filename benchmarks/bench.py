@@ -93,7 +93,7 @@ class Machine:
             return None
         with contextlib.suppress(OSError, AttributeError):  # another C library: what was freed may not be given back
             ctypes.CDLL('libc.so.6').malloc_trim(0)
-        Path('/proc/self/clear_refs').write_text('5')  # the peak is what there is now
+        Path('/proc/self/clear_refs').write_text('5', encoding='utf-8')  # the peak is what there is now
         before = _high_water_mark()
         function()
         return _high_water_mark() - before
@@ -112,7 +112,8 @@ class Machine:
 
 
 def _high_water_mark():
-    line, = (line for line in Path('/proc/self/status').read_text().splitlines() if line.startswith('VmHWM'))
+    lines = Path('/proc/self/status').read_text(encoding='utf-8').splitlines()
+    line, = (line for line in lines if line.startswith('VmHWM'))
     return int(line.split()[1]) * 1024 / 1e6
 
 

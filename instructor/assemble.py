@@ -38,10 +38,10 @@ def assemble(models_file, build_folder):
     model_source = Path(models_file).read_bytes()
     wanted = wanted_files()
     if stamp.exists():
-        for old in {Path(line) for line in stamp.read_text().splitlines()} - wanted:
+        for old in {Path(line) for line in stamp.read_text(encoding='utf-8').splitlines()} - wanted:
             (build / old).unlink(missing_ok=True)
     build.mkdir(parents=True, exist_ok=True)
-    stamp.write_text('\n'.join(sorted(path.as_posix() for path in wanted)))
+    stamp.write_text('\n'.join(sorted(path.as_posix() for path in wanted)), encoding='utf-8')
     for path in wanted:
         target = build / path
         target.parent.mkdir(parents=True, exist_ok=True)

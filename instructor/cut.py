@@ -77,7 +77,7 @@ def qualified_names(source):
 
 def main():
     with atomic_path(ROOT / 'models.py') as temporary:
-        temporary.write_text(student_source(REFERENCE.read_text()))
+        temporary.write_text(student_source(REFERENCE.read_text(encoding='utf-8')), encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -5,7 +5,6 @@ there, and prints what came out.
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from lab.figures import bleu_table
 from lab.notebooks import run_notebook
+from utils import read_json
 
 TRAINING = ('train_attention.ipynb', 'train_rnn.ipynb')  # side by side, a core each
 NOTEBOOKS = ('test.ipynb', 'caption.ipynb')
@@ -49,7 +49,7 @@ def main():
     if arguments.pictures:
         for figure, picture in PICTURES.items():
             shutil.copy(run_folder / 'figures' / f'{figure}.png', ROOT / 'docs' / 'images' / f'{picture}.png')
-    tested = [json.loads((run_folder / f'test_{name}.json').read_text()) for name in ('NoAttention', 'Attention')]
+    tested = [read_json(run_folder / f'test_{name}.json', 'run it again') for name in ('NoAttention', 'Attention')]
     print(f'\n\n{bleu_table(tested)}')
     print(f'\nfigures    {run_folder / "figures"}\nreport     {build / "report" / "report.html"}\n'
           f'notebooks  {build}\n{time.perf_counter() - start:.0f} seconds in all')

@@ -141,7 +141,7 @@ def form(models, largest=LARGEST):
     whole.add_class('own-picture')
     message.add_class('own-message')
     too_large = f'it has more than {largest // 10 ** 6} MB, which do not get through; take a smaller file'
-    display(Javascript(f'{SCRIPT.read_text()}({largest}, {json.dumps(too_large)})'))
+    display(Javascript(f'{SCRIPT.read_text(encoding="utf-8")}({largest}, {json.dumps(too_large)})'))
     return whole
 
 

@@ -35,7 +35,7 @@ def call(function, *arguments):
 
 
 def _child(answer, function, arguments):
-    with open('/proc/self/statm') as file:
+    with open('/proc/self/statm', encoding='utf-8') as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY,) * 2)
     for number in (1, 2):

@@ -35,7 +35,7 @@ NOT_DUMPABLE, SUBREAPER = (4, 0), (36, 1)  # of prctl: nobody reads or writes th
 
 
 def limit_resources():
-    with open('/proc/self/statm') as file:
+    with open('/proc/self/statm', encoding='utf-8') as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     for what, value in ((resource.RLIMIT_AS, used + MEMORY),
                         (resource.RLIMIT_FSIZE, FILE_LIMIT), (resource.RLIMIT_NOFILE, 256),
@@ -194,7 +194,7 @@ def kill_all_others(*but):
 def is_alive(pid):
     """Whether one of its threads runs: the first may have ended long before the others."""
     for thread in glob.glob(f'/proc/{pid}/task/*/stat'):
-        with contextlib.suppress(OSError), open(thread) as file:
+        with contextlib.suppress(OSError), open(thread, encoding='utf-8') as file:
             if file.read().rpartition(')')[2].split()[0] not in 'ZX':
                 return True
     return False

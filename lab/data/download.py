@@ -14,7 +14,6 @@ that is wanted of it is unpacked.
 
 import argparse
 import hashlib
-import json
 import os
 import posixpath
 import shutil
@@ -27,7 +26,7 @@ from typing import NamedTuple
 import requests
 from tqdm import tqdm
 
-from utils import atomic_path, check_space, one_process_in, read_json
+from utils import atomic_path, check_space, one_process_in, read_json, write_json
 
 
 class Source(NamedTuple):
@@ -222,8 +221,7 @@ def write_chinese(folder):
         of_picture.setdefault(place.partition('#')[0], []).append(dict(raw=sentence.strip()))
     images = [dict(filename=image['filename'], split=image['split'], sentences=of_picture[image['filename']])
               for image in read_json(folder / 'dataset_flickr8k.json', 'delete it and run this again')['images']]
-    with atomic_path(folder / 'dataset_flickr8k_zh.json') as temporary:
-        temporary.write_text(json.dumps(dict(images=images), ensure_ascii=False), encoding='utf-8')
+    write_json(folder / 'dataset_flickr8k_zh.json', dict(images=images), indent=None)
 
 
 def main(arguments=None):

@@ -16,7 +16,7 @@ from skimage.color import lab2rgb, rgb2lab
 from tqdm import tqdm
 
 from lab.data.boxes import pointing_game
-from utils import atomic_path, one_process_in
+from utils import atomic_path, one_process_in, write_json
 
 SIZE = 256  # side of a picture, in pixels
 VERSION = 2  # raise when drawing or captions change: older sets are then drawn anew
@@ -365,8 +365,7 @@ def draw_set(folder, json_path, names, settings):
                      for sentid, caption in zip(sentids, write_captions(scene, rng), strict=True)]
         images.append({"filepath": "images", "filename": name, "split": split, "imgid": imgid, "sentids": sentids,
                        "sentences": sentences, **scene})
-    with atomic_path(json_path) as temporary:
-        temporary.write_text(json.dumps({**settings, "images": images}), encoding="utf-8")
+    write_json(json_path, {**settings, "images": images}, indent=None)
 
 
 # ---------------------------------------------------------------------------- judging a caption

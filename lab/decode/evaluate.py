@@ -1,6 +1,5 @@
 """Captions by beam search: for a test set with its scores, or for one picture with its attention maps."""
 
-import json
 import os
 import re
 import time
@@ -17,7 +16,7 @@ from lab.train.batches import loader, pictures_of
 from lab.train.checkpoints import file_digest
 from lab.train.devices import progress_bar
 from lab.train.features import caption_dataset
-from utils import atomic_path, best_epoch, evaluating
+from utils import best_epoch, evaluating, write_json
 
 
 def caption_split(model, split='TEST', beam_size=3, search=beam_search, **options):
@@ -93,8 +92,7 @@ def save_result(result, path):
     """Write a result of :func:`evaluate` as JSON, without alphas and probabilities."""
     captions = [{key: value for key, value in c.items() if key not in ('alphas', 'probabilities')}
                 for c in result['captions']]
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps({**result, 'captions': captions}, indent=1))
+    write_json(path, {**result, 'captions': captions})
 
 
 def find_picture(model, picture):

@@ -7,7 +7,6 @@
 A comparison that was stopped is resumed. A finished run is trained again only if its settings, data or code changed.
 """
 
-import json
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -27,7 +26,7 @@ from lab.train.model import build_model, decoder_name
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest
 from solver import check_settings, train
-from utils import atomic_path, best_epoch, markdown_table, read_json, sentence
+from utils import atomic_path, best_epoch, markdown_table, read_json, sentence, write_json
 
 # Fingerprints stand for the data and the files. The folder and the device change no result.
 NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device')
@@ -76,9 +75,9 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
                 tested.setdefault((name, language), []).append(dict(begins=begins) | result)
     results = [dict(name=f'{name}, {language}' if language else name, run=name, seeds=found)
                for (name, language), found in tested.items()]
-    for ending, text in (('json', json.dumps(results, indent=1)), ('md', comparison_table(results))):
-        with atomic_path(folder / with_split(f'comparison.{ending}', split)) as path:
-            path.write_text(text, encoding='utf-8')
+    write_json(folder / with_split('comparison.json', split), results)
+    with atomic_path(folder / with_split('comparison.md', split)) as path:
+        path.write_text(comparison_table(results), encoding='utf-8')
     return results
 
 

@@ -10,8 +10,6 @@ cross-entropy. This is the paper's sequence-level interpolation (sec. 3.3), with
 >>> train(dict(..., captions='captions.json', start_from=teachers[0], output_folder='runs/c'))
 """
 
-import json
-
 import torch
 
 from lab.decode import rules
@@ -23,7 +21,7 @@ from lab.train.checkpoints import file_digest
 from lab.train.devices import progress_bar
 from lab.train.features import caption_dataset
 from lab.train.source import code_digest
-from utils import atomic_path
+from utils import write_json
 
 BATCH_SIZE = 100  # pictures
 
@@ -69,8 +67,7 @@ def distill(path, teachers, people=2, beam_size=5, samples=10, temperature=0.5, 
                     of_pictures[i] += theirs + best[::-1]
             captions += of_pictures
             bar.update(len(numbers))
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(dict(provenance=provenance(teachers), names=dataset.names, captions=captions)))
+    write_json(path, dict(provenance=provenance(teachers), names=dataset.names, captions=captions), indent=None)
 
 
 def provenance(teachers):

@@ -1,8 +1,11 @@
 """Captions in Chinese through the whole lab, alone and beside English: the shapes, with their captions in Chinese."""
 
 import json
+import os
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +22,7 @@ from report.contents import scores_compared
 from solver import check_settings, train
 from utils import sentence
 
+ROOT = Path(__file__).parents[2]
 CHINESE = dict(
     red='红色', orange='橙色', yellow='黄色', green='绿色', blue='蓝色', purple='紫色', white='白色', black='黑色',
     circle='圆形', square='正方形', triangle='三角形', star='星形', cross='十字', ring='圆环', heart='心形',
@@ -60,6 +64,23 @@ def test_from_the_files_to_a_caption(chinese, tiny_cfg, tmp_path):
     images = json.loads((chinese / 'dataset_chinese.json').read_text(encoding='utf-8'))['images']
     raw = next(image['sentences'][0]['raw'] for image in images if image['split'] == 'test')
     assert people == f'people: {raw.rstrip("。")}'
+
+
+def test_a_system_whose_encoding_is_another_one(chinese, tiny_cfg, tmp_path):
+    """Where nothing is said, Windows in China reads and writes GBK. ASCII has fewer characters still."""
+    cfg = {**tiny_cfg, 'data_folder': str(tmp_path / 'data'), 'data_name': 'chinese_5_cap_per_img_1_min_word_freq'}
+    for command in (
+            ['create_input_files.py', '--dataset', 'chinese', '--karpathy-json-path', chinese / 'dataset_chinese.json',
+             '--image-folder', chinese, '--output-folder', tmp_path / 'data', '--min-word-freq', '1'],
+            ['-c', 'import solver, lab.decode.evaluate as e, lab.train.checkpoints as c\n'
+             f'cfg = {cfg}\nsolver.train(cfg)\n'
+             "model = c.load_models(cfg['output_folder'], 'Attention')['Attention']\n"
+             "e.save_result(e.evaluate(model), 'result.json')"]):
+        subprocess.run([sys.executable, *command], check=True, env=os.environ | {
+            'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONPATH': str(ROOT)},
+            cwd=ROOT if command[0] != '-c' else tmp_path)
+    for path in (tmp_path / 'data' / f"WORDMAP_{cfg['data_name']}.json", tmp_path / 'result.json'):
+        assert '红色' in path.read_text(encoding='utf-8')
 
 
 def test_each_tokenizer_makes_files_of_its_own(chinese, tmp_path):

@@ -139,7 +139,7 @@ def launch_training(by, cfg):
                          env={**os.environ, 'OMP_NUM_THREADS': '1'})
     if run.returncode:
         raise RuntimeError(run.stderr)
-    history = json.loads(Path(cfg['output_folder'], 'history_Attention.json').read_text())
+    history = json.loads(Path(cfg['output_folder'], 'history_Attention.json').read_text(encoding='utf-8'))
     assert run.stdout.count('TOP-5') == 1  # one epoch, one voice
     return history
 
