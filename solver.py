@@ -138,7 +138,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
         log('The encoder is trained together with an untrained decoder: better train with it frozen first, and go on '
             'from the best checkpoint (start_from).')
     word_vectors.set_up(model)
-    optimizer = make_optimizer(model, optimizer)
+    own_optimizer, optimizer = optimizer, make_optimizer(model, optimizer)
     before = resume(model, optimizer, cfg['checkpoint']) if cfg['checkpoint'] else None
     if len(model.history) >= cfg['epochs']:
         log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
@@ -146,7 +146,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     check_monitor(cfg['monitor'], val_data.references_in)
     if cfg['captions']:
         train_data.replace_captions(cfg['captions'])
-    model.fingerprints = before['fingerprints'] if before else fingerprints(cfg)
+    model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, loss=loss, optimizer=own_optimizer)
     scheduler = make_scheduler(optimizer, cfg, train_data, len(model.history))
     if before and not cfg['cosine']:
         scheduler.load_state_dict(before['scheduler'])

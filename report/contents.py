@@ -25,6 +25,7 @@ from utils import as_text, markdown_table, read_json, sentence  # noqa: E402
 
 DEFAULTS = check_settings({})  # with the monitor that None stands for
 NOT_SHOWN = ('device', 'checkpoint', 'output_folder')  # settings that change no result
+OF_CODE = dict(loss='caption_loss', optimizer='Adam', code='')  # what makes a training, beside its settings
 NOT_USED, UNUSED = {'NoAttention': ('attention_dim', 'alpha_c')}, '–'  # settings that a decoder does not use
 AGAIN = 'delete it, and run the notebook that made it again'
 
@@ -92,9 +93,11 @@ def saved_runs(folder):
 
 
 def settings_in(folder, pattern):
-    """Settings of a folder's first checkpoint whose name has this pattern, or None."""
-    checkpoints = sorted(folder.glob(pattern))
-    return read_checkpoint(checkpoints[0])['settings'] if checkpoints else None
+    """Settings of a folder's first checkpoint of such a name, and what ``OF_CODE`` lists; or None."""
+    if not (checkpoints := sorted(folder.glob(pattern))):
+        return None
+    state = read_checkpoint(checkpoints[0])
+    return state['settings'] | {what: state['fingerprints'].get(what, usual) for what, usual in OF_CODE.items()}
 
 
 # --- How it is shown ---
@@ -139,7 +142,7 @@ def settings_table(folders):
     """The settings that are not the default in every run."""
     names, values = all_settings(folders)
     rows = [[key, *of_runs, str(DEFAULTS[key])] for key, of_runs in values.items()
-            if set(of_runs) - {str(DEFAULTS[key]), UNUSED}]
+            if key in DEFAULTS and set(of_runs) - {str(DEFAULTS[key]), UNUSED}]
     return table(markdown_table(['setting', *names, 'default'], rows),
                  'Settings that are not the default of <code>lab/train/settings.py</code> in all of these runs. '
                  f'{UNUSED}: this decoder does not use it.')
@@ -151,7 +154,8 @@ def settings_compared(folders):
     names, values = all_settings(folders)
     rows = [[key, *of_runs] for key, of_runs in values.items() if len(set(of_runs) - {UNUSED}) > 1]
     return table(markdown_table(['setting', *names], rows),
-                 'Settings in which the compared runs differ. All others are the same.')
+                 'Where the compared runs differ: settings, a loss or an optimizer of your own, and the code, of which '
+                 'the table shows a fingerprint. All else is the same.')
 
 
 def all_settings(folders):
@@ -161,7 +165,7 @@ def all_settings(folders):
         raise Missing('the settings of these runs are in their checkpoints, which are not here: run the training '
                       'notebooks again, or put the `.pth.tar` files back')
     names, values = [run['name'] for run in runs], {}
-    for key, default in DEFAULTS.items():
+    for key, default in {**DEFAULTS, **OF_CODE}.items():
         if key not in NOT_SHOWN:
             values[key] = [UNUSED if key in NOT_USED.get(run['seeds'][0]['model'], ())
                            else str(run['settings'].get(key, default)) for run in runs]

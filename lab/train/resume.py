@@ -17,7 +17,7 @@ from lab.train.checkpoints import (
 )
 from lab.train.devices import log
 from lab.train.model import decoder_name
-from lab.train.source import code_digest
+from lab.train.source import code_digest, function_digest
 from utils import atomic_path, best_epoch, monitored
 
 
@@ -84,10 +84,11 @@ def resume(model, optimizer, path):
     return state
 
 
-def fingerprints(cfg):
+def fingerprints(cfg, **own):
     """Fingerprints of what a training depends on beside its settings: data, the files that it reads, and the code.
 
     :param cfg: all settings
+    :param own: a loss and an optimizer of your own; None: the lab's
     :return: dict: what -> fingerprint
     """
     vectors = bool(cfg['word_vectors'] and not cfg['start_from'])
@@ -95,6 +96,7 @@ def fingerprints(cfg):
     return {
         **{f'{split} split': content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')},
         **{f'{key} file': file_digest(cfg[key]) for key in read if cfg[key] and Path(cfg[key]).is_file()},
+        **{what: function_digest(function) for what, function in own.items() if function},
         'code': code_digest(cfg['decoder'])}
 
 

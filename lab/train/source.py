@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import inspect
 import re
 import sys
 from importlib.util import find_spec
@@ -65,6 +66,16 @@ def without_comments(source):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree)
+
+
+def function_digest(function):
+    """A function's name, and a fingerprint of its source where there is one."""
+    name = getattr(function, '__name__', type(function).__name__)
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # typed into a prompt, or made by functools.partial
+        return name
+    return f'{name} {hashlib.sha256(source.encode()).hexdigest()[:8]}'
 
 
 def class_source(kind):

@@ -24,13 +24,14 @@ CELLS = [contents.settings_table, contents.settings_compared, contents.learning_
          contents.decoders_compared, contents.where_it_looks, contents.caption_sheet]
 
 
-def leave_run(folder, name, **settings):
+def leave_run(folder, name, fingerprints=(), **settings):
     """What a training and ``test.ipynb`` leave, as far as the tables need it."""
     folder.mkdir(exist_ok=True, parents=True)
     epoch = dict(epoch=1, val_greedy_bleu4=0.5, val_loss=1.0, train_top5=90.0)
     (folder / f'history_{name}.json').write_text(json.dumps([epoch]))
     (folder / f'test_{name}.json').write_text(json.dumps(dict(model=name)))
-    torch.save(dict(format=FORMAT, settings=check_settings(settings)), folder / f'BEST_checkpoint_{name}.pth.tar')
+    torch.save(dict(format=FORMAT, settings=check_settings(settings), fingerprints=dict(fingerprints)),
+               folder / f'BEST_checkpoint_{name}.pth.tar')
 
 
 def rows_of(table):
@@ -53,6 +54,10 @@ def test_only_settings_that_differ_are_shown(tmp_path):
         'epochs': ['10', '10', '10', '120'], 'alpha_c': ['–', '0.0', '1.0', '1.0'], 'seed': ['0', '0', '3', '0']}
     assert list(rows_of(contents.settings_compared([tmp_path / 'a', tmp_path / 'b']))) == [
         'setting', 'attention', 'dropout', 'alpha_c', 'seed']
+    leave_run(tmp_path / 'own', 'Attention', dict(loss='focal 12345678', code='0123'), epochs=10)
+    leave_run(tmp_path / 'usual', 'Attention', dict(code='0123'), epochs=10)
+    compared = rows_of(contents.settings_compared([tmp_path / 'own', tmp_path / 'usual']))
+    assert compared.pop('setting') and compared == {'loss': ['focal 12345678', 'caption_loss']}
     leave_run(tmp_path / 'c/b', 'Attention')
     first, second = contents.read_runs([tmp_path / 'b', tmp_path / 'c/b'])
     assert first['name'] != second['name']  # though their folders are both called b

@@ -182,6 +182,7 @@ def test_parts_of_a_step_weigh_as_many_words_as_they_have(tiny_cfg):
     cfg = {**tiny_cfg, 'dropout': 0.0, 'alpha_c': 0.0, 'batch_size': 24, 'decoder_lr': 0.5}
     whole, parts = (train({**cfg, 'accumulate': n}, optimizer=torch.optim.SGD)[-1]['val_loss'] for n in (1, 3))
     assert parts == pytest.approx(whole, rel=1e-5)
+    assert read_checkpoint(files_of(cfg)[0])['fingerprints']['optimizer'].startswith('SGD')  # the report tells
 
 
 # --- Validation ---
