@@ -9,6 +9,7 @@ from test_handout import broken_links
 
 from instructor import handout, translate
 from instructor.assemble import ROOT
+from instructor.expected import content_of
 from instructor.paragraphs import rewrite
 from instructor.translate import SOURCES, chinese, translated
 from report import render as report
@@ -105,3 +106,14 @@ def test_the_readme_links_from_its_folder():
     more = [translate.README, ROOT / 'report/example/report.html', *(ROOT / 'instructor').glob('*.py')]
     assert broken_links(pages | {path.relative_to(ROOT).as_posix(): path.read_bytes() for path in more}) == []
     assert translate.README.read_text(encoding='utf-8') == translate.readme()
+
+
+def test_what_has_a_label_is_said_somewhere():
+    labels = json.loads((translate.FOLDER / 'labels.json').read_text(encoding='utf-8'))
+    code = ''.join(path.read_text(encoding='utf-8') for place in ('lab/**/*.py', '*.ipynb', 'notes/*.ipynb', 'tests/*.py')
+                   for path in ROOT.glob(place))
+    parts = {part.strip(' ,:') for label in (*labels['figures'], *labels['words']) for part in label.split('{}')}
+    assert not [part for part in parts if part not in code]
+    arrays = {name for path in ('tests/expected.npz', 'tests/bonus/expected.npz')
+              for found in content_of((ROOT / path).read_bytes())[0]['expected'].values() for name, *_ in found}
+    assert not [call for call in labels['calls'] if not any(call in name for name in arrays)]

@@ -1,5 +1,6 @@
 """One style for all figures; it holds from the import on, for figures of your own as well."""
 
+import json
 import re
 import textwrap
 import warnings
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.font_manager import fontManager
+from matplotlib.text import Text
 
 from utils import atomic_path
 
@@ -35,6 +37,33 @@ DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithBahdanauAttention': 'Bahdanau attention',
                  'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
 CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
+LABELS = Path(__file__).parents[1] / 'labels.json'  # the Chinese lab's: what figures say, in Chinese
+
+
+def in_chinese(figure):
+    """Have a figure say in Chinese what ``LABELS`` knows, when it is drawn. matplotlib does so with each new figure."""
+    said = {re.compile(re.escape(english).replace(r'\{\}', '(.+?)')): chinese
+            for english, chinese in json.loads(LABELS.read_text(encoding='utf-8'))['figures'].items()}
+    draw = figure.draw
+
+    def line_in_chinese(line):
+        return next((chinese.format(*found.groups()) for pattern, chinese in said.items()
+                     if (found := pattern.fullmatch(line))), line)
+
+    def draw_in_chinese(renderer):
+        for text in figure.findobj(Text):
+            text.set_text('\n'.join(map(line_in_chinese, text.get_text().split('\n'))))
+        draw(renderer)
+
+    figure.draw = draw_in_chinese
+
+
+if LABELS.exists():
+    if len(plt.rcParams['font.family']) > 1:
+        plt.rcParams['figure.hooks'] = ['lab.figures.style:in_chinese']
+    else:
+        print('Figures stay English, as no font here has Chinese characters: pip install mplfonts, then restart the '
+              'kernel.')
 
 
 def label(name):

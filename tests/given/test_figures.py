@@ -12,7 +12,7 @@ from matplotlib.text import Text
 
 from lab import figures
 from lab.data.shapes import attention_per_word
-from lab.figures import plot_attention, plot_bleu, plot_captions, plot_history
+from lab.figures import plot_attention, plot_bleu, plot_captions, plot_history, save_figure, style
 
 plt.switch_backend('Agg')
 pytestmark = pytest.mark.filterwarnings('error')
@@ -256,3 +256,14 @@ def test_chinese():
         assert plot_attention(picture(), ['一只', '狗'], np.full((2, 4, 4), 1 / 16)).get_suptitle() == '一只狗'
         title = plot_captions([picture()], ['狗' * 50]).axes[0].get_title(loc='left')
     assert max(map(len, title.split('\n'))) < 22
+
+
+def test_labels_in_another_language(tmp_path, monkeypatch):
+    """Whatever has no label there stays, such as a title of one's own."""
+    monkeypatch.setattr(style, 'LABELS', tmp_path / 'labels.json')
+    style.LABELS.write_text(json.dumps(dict(figures={'beam size': 'k', 'p {}, peak {}': 'P {}; {}'})), encoding='utf-8')
+    figure, axes = plt.subplots()
+    axes.set(title='dog\np 0.5, peak 3%', xlabel='beam size', ylabel='my beam size')
+    style.in_chinese(figure)
+    save_figure(figure, tmp_path / 'figure.png')
+    assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['dog\nP 0.5; 3%', 'k', 'my beam size']
