@@ -36,9 +36,9 @@ def python(text, say, comments=True, captions=False):
         return '' if piece[0] == 'r' else template(piece, isinstance(node, ast.JoinedStr))
 
     tree = ast.parse(source)
+    bars = [node.value for node in ast.walk(tree) if of_a_bar(node)]
     edits = [(*span(node), partial(string, whole(node), places=isinstance(node, ast.JoinedStr)))
-             for node in ((node.value for node in ast.walk(tree) if of_a_bar(node)) if captions else
-                          strings(tree, whole, of_checks=not comments))]
+             for node in (bars if captions else strings(tree, whole, of_checks=not comments))]
     edits += [(*span(node), partial(docstring, text[slice(*span(node))], indent=node.col_offset))
               for node in docstrings(tree) if comments or node.lineno == 1 and '__doc__' in text]
     if comments:
@@ -94,6 +94,7 @@ def docstrings(tree):
 
 
 def of_a_bar(node):
+    """Whether a node is what a progress bar calls itself, ``desc='decoding'``."""
     return isinstance(node, ast.keyword) and node.arg == 'desc' and isinstance(node.value, ast.Constant)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from checking import KNOWN, WORDS, Lab, in_this_process, rubric
 
-FAILED = WORDS.get('wrong', 'wrong')  # what pytest counts in its last line
+WRONG_ONES = WORDS.get('wrong', 'wrong')  # as pytest counts them in its last line
 RESULTS, OPEN = pytest.StashKey(), pytest.StashKey()
 NOT_PYTHON = ' (Syntax|Indentation|Tab)Error: '
 WRONG = r'(TODO \d+), ((?:\w+\.)?)(\w+): '  # begins what a check says
@@ -59,7 +59,7 @@ def pytest_runtest_makereport(item, call):
 def pytest_report_teststatus(report):
     """What a check says is printed once, at the end, and not in pytest's list of failures."""
     if report.failed and re.match(WRONG, report.longreprtext):
-        return FAILED, 'F', 'FAILED'
+        return WRONG_ONES, 'F', 'FAILED'
 
 
 def one_mistake_one_paragraph(reports):
@@ -98,7 +98,7 @@ def pytest_terminal_summary(terminalreporter, config):
     results = config.stash.get(RESULTS, {})
     if not results:
         return
-    if wrong := terminalreporter.stats.get(FAILED):
+    if wrong := terminalreporter.stats.get(WRONG_ONES):
         terminalreporter.section('what is wrong')
         for text, names in one_mistake_one_paragraph(wrong):
             terminalreporter.write_line(filled(text))

@@ -12,7 +12,7 @@ from accelerate import PartialState
 
 from datasets import CaptionDataset
 from lab.train.devices import progress_bar
-from lab.train.source import class_source
+from lab.train.source import class_source, source_of_function
 from models import Encoder
 from utils import atomic_path, check_space, evaluating
 
@@ -44,13 +44,6 @@ def code_of_encoder(encoder):
              if kind is not object and kind.__module__.partition('.')[0] not in LIBRARIES}
     functions = [value for kind in kinds for value in vars(kind).values() if inspect.isfunction(value)]
     return class_source(Encoder) + ''.join(sorted(map(source_of_function, functions)))
-
-
-def source_of_function(function):
-    try:
-        return inspect.getsource(function)
-    except OSError:  # typed into a console
-        return function.__code__.co_code.hex()
 
 
 def file_of(encoder, dataset, grid, mirrored=False):

@@ -68,14 +68,18 @@ def without_comments(source):
     return ast.unparse(tree)
 
 
-def function_digest(function):
-    """A function's name, and a fingerprint of its source where there is one."""
-    name = getattr(function, '__name__', type(function).__name__)
+def source_of_function(function):
+    """The source of a function or a class, or the bytecode of a function that was typed into a console."""
     try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):  # typed into a prompt, or made by functools.partial
-        return name
-    return f'{name} {hashlib.sha256(source.encode()).hexdigest()[:8]}'
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # what has neither, such as a functools.partial, goes by its name
+        return function.__code__.co_code.hex() if hasattr(function, '__code__') else ''
+
+
+def function_digest(function):
+    """Name and fingerprint of a loss or an optimizer of your own, such as 'focal 1f3a20b4'."""
+    name = getattr(function, '__name__', type(function).__name__)
+    return f'{name} {hashlib.sha256(source_of_function(function).encode()).hexdigest()[:8]}'
 
 
 def class_source(kind):
