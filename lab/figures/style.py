@@ -1,16 +1,12 @@
 """One style for all figures; it holds from the import on, for figures of your own as well."""
 
-import json
-import re
 import textwrap
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from matplotlib.font_manager import fontManager
-from matplotlib.text import Text
 
+from lab.labels import CHINESE, said
 from utils import atomic_path
 
 WIDTH = 7.0  # inches: the text's width on A4, so that letters of 8 points are 8 points on paper
@@ -18,14 +14,7 @@ WIDTH = 7.0  # inches: the text's width on A4, so that letters of 8 points are 8
 # faint on white.
 COLORS = ('#0072b2', '#e69f00', '#009e73', '#d55e00', '#56b4e9', '#cc79a7', '#000000')
 MARKERS = 'osD^vPX<>h'  # in grey these tell the lines apart
-# matplotlib takes a character that the first font lacks from the next one
-CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
-                 'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
-if package := find_spec('mplfonts'):
-    for path in Path(package.origin).parent.glob('fonts/NotoSansCJK*'):
-        fontManager.addfont(path)
 plt.rcParams.update({
-    'font.family': ['sans-serif', *(name for name in CHINESE_FONTS if name in fontManager.get_font_names())],
     'font.size': 8, 'axes.titlesize': 8, 'figure.titlesize': 9, 'legend.fontsize': 7.5,
     'axes.prop_cycle': plt.cycler(color=COLORS, marker=MARKERS[:len(COLORS)]), 'lines.markersize': 3.5,
     'lines.linewidth': 1.3, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.grid': True, 'grid.alpha': 0.3,
@@ -36,47 +25,6 @@ DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithAdaptiveAttention': 'adaptive attention',
                  'DecoderWithBahdanauAttention': 'Bahdanau attention',
                  'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
-CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
-LABELS = Path(__file__).parents[1] / 'labels.json'  # the Chinese lab's: English -> Chinese
-
-
-def pattern_of(label):
-    """{} stands for a number, {word} for any text, and lines may break at each blank."""
-    pattern = re.escape(label)
-    for part, kind in ((r'\{\}', r'([-\d.,%]+)'), (r'\{word\}', '(.+)'), (r'\ ', r'\s+')):
-        pattern = pattern.replace(part, kind)
-    return re.compile(pattern, re.DOTALL)
-
-
-def said(text):
-    """A text of a figure or a decoder's name, in Chinese if the lab and a font here are."""
-    return next((chinese.replace('{word}', '{}').format(*found.groups()) for pattern, chinese in IN_CHINESE.items()
-                 if (found := pattern.fullmatch(text))), text)
-
-
-def draw_in_chinese(figure):
-    """Have a figure's texts go through :func:`said` when it is drawn, but for words below an axis: these are data."""
-    draw = figure.draw
-
-    def draw_it(renderer):
-        words = {text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())
-                 if text.get_text().isalpha()}
-        for text in set(figure.findobj(Text)) - words:
-            text.set_text(said(text.get_text()))
-        draw(renderer)
-
-    figure.draw = draw_it
-
-
-IN_CHINESE = {}
-if LABELS.exists():
-    if len(plt.rcParams['font.family']) > 1:
-        labels = json.loads(LABELS.read_text(encoding='utf-8'))['figures']
-        IN_CHINESE = {pattern_of(label): chinese for label, chinese in labels.items()}
-        plt.rcParams['figure.hooks'] = ['lab.figures.style:draw_in_chinese']
-    else:
-        print('Figures stay English, as no font here has Chinese characters: pip install mplfonts, then restart the '
-              'kernel.')
 
 
 def label(name):

@@ -10,9 +10,9 @@ import pytest
 from matplotlib.cbook import is_math_text
 from matplotlib.text import Text
 
-from lab import figures
+from lab import figures, labels
 from lab.data.shapes import attention_per_word
-from lab.figures import plot_attention, plot_bleu, plot_captions, plot_history, save_figure, style
+from lab.figures import plot_attention, plot_bleu, plot_captions, plot_history, save_figure
 
 plt.switch_backend('Agg')
 pytestmark = pytest.mark.filterwarnings('error')
@@ -260,12 +260,12 @@ def test_chinese():
 
 def test_labels_in_another_language(tmp_path, monkeypatch):
     """Words of captions stay, and whatever has no label there, such as one of your own."""
-    labels = {'beam size': 'k', '{word}\np {}, peak {}': '{word}\nP {}; {}', 'people': 'P', 'plain LSTM': 'L'}
-    monkeypatch.setattr(style, 'IN_CHINESE', {style.pattern_of(english): said for english, said in labels.items()})
+    known = {'beam size': 'k', '{word}\np {}, peak {}': '{word}\nP {}; {}', 'people': 'P', 'plain LSTM': 'L'}
+    monkeypatch.setattr(labels, 'IN_CHINESE', {labels.pattern_of(english): said for english, said in known.items()})
     figure, axes = plt.subplots()
     axes.set(title='two people\np 0.5, peak 3%', xlabel='beam\nsize', ylabel='my beam size')
     axes.set_xticks([0, 1], ['people', 'dogs'])
-    style.draw_in_chinese(figure)
+    labels.draw_in_chinese(figure)
     save_figure(figure, tmp_path / 'figure.png')
     assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['two people\nP 0.5; 3%', 'k', 'my beam size']
     assert [text.get_text() for text in axes.get_xticklabels()] == ['people', 'dogs']

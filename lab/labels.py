@@ -1,0 +1,62 @@
+"""Chinese in figures: fonts, and in the Chinese lab the texts themselves, from ``labels.json`` beside this file.
+
+The figures of the notes get it by ``notes/matplotlibrc``, all others by ``lab.figures``.
+"""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.font_manager import fontManager
+from matplotlib.text import Text
+
+LABELS = Path(__file__).with_name('labels.json')  # English -> Chinese; the English lab has none
+CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
+# matplotlib takes a character that the first font lacks from the next one
+CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
+                 'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
+if package := find_spec('mplfonts'):
+    for path in Path(package.origin).parent.glob('fonts/NotoSansCJK*'):
+        fontManager.addfont(path)
+plt.rcParams['font.family'] = ['sans-serif', *(name for name in CHINESE_FONTS if name in fontManager.get_font_names())]
+
+
+def pattern_of(label):
+    """{} stands for a number, {word} for any text, and lines may break at each blank."""
+    pattern = re.escape(label)
+    for part, kind in ((r'\{\}', r'([-\d.,%]+)'), (r'\{word\}', '(.+)'), (r'\ ', r'\s+')):
+        pattern = pattern.replace(part, kind)
+    return re.compile(pattern, re.DOTALL)
+
+
+def said(text):
+    """A text of a figure or a decoder's name, in Chinese if the lab and a font here are."""
+    return next((chinese.replace('{word}', '{}').format(*found.groups()) for pattern, chinese in IN_CHINESE.items()
+                 if (found := pattern.fullmatch(text))), text)
+
+
+def draw_in_chinese(figure):
+    """Have a figure's texts go through :func:`said` when it is drawn, but for words below an axis: these are data."""
+    draw = figure.draw
+
+    def draw_it(renderer):
+        words = {text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())
+                 if text.get_text().isalpha()}
+        for text in set(figure.findobj(Text)) - words:
+            text.set_text(said(text.get_text()))
+        draw(renderer)
+
+    figure.draw = draw_it
+
+
+IN_CHINESE = {}
+if LABELS.exists():
+    if len(plt.rcParams['font.family']) > 1:
+        labels = json.loads(LABELS.read_text(encoding='utf-8'))['figures']
+        IN_CHINESE = {pattern_of(label): chinese for label, chinese in labels.items()}
+        plt.rcParams['figure.hooks'] = ['lab.labels:draw_in_chinese']
+    else:
+        print('Figures stay English, as no font here has Chinese characters: pip install mplfonts, then restart the '
+              'kernel.')
