@@ -9,8 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.category import StrCategoryFormatter
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
+from matplotlib.ticker import Formatter, FuncFormatter
 
 LABELS = Path(__file__).with_name('labels.json')  # English -> Chinese; the English lab has none
 CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
@@ -37,14 +39,28 @@ def said(text):
                  if (found := pattern.fullmatch(text))), text)
 
 
+class ChineseTicks(Formatter):
+    """Tick labels in Chinese, but for single words: these are words of captions."""
+
+    def __init__(self, formatter):
+        self.formatter = formatter
+
+    def __call__(self, x, pos=None):
+        text = str(self.formatter(x, pos))
+        return text if text.isalpha() else said(text)
+
+
 def draw_in_chinese(figure):
-    """Have a figure's texts go through :func:`said` when it is drawn, but for words below an axis: these are data."""
+    """Have a figure's texts go through :func:`said` when it is drawn."""
     draw = figure.draw
 
     def draw_it(renderer):
-        words = {text for axes in figure.axes for text in (*axes.get_xticklabels(), *axes.get_yticklabels())
-                 if text.get_text().isalpha()}
-        for text in set(figure.findobj(Text)) - words:
+        tick_labels = set()
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+            tick_labels.update(axis.get_ticklabels())
+            if isinstance(axis.get_major_formatter(), (FuncFormatter, StrCategoryFormatter)):
+                axis.set_major_formatter(ChineseTicks(axis.get_major_formatter()))
+        for text in set(figure.findobj(Text)) - tick_labels:
             text.set_text(said(text.get_text()))
         draw(renderer)
 

@@ -265,8 +265,10 @@ def test_labels_in_another_language(tmp_path, monkeypatch):
     figure, axes = plt.subplots()
     axes.set(title='two people\np 0.5, peak 3%', xlabel='beam\nsize', ylabel='my beam size')
     axes.set_xticks([0, 1], ['people', 'dogs'])
+    axes.barh(['plain LSTM', 'mine'], [1, 1])
     labels.draw_in_chinese(figure)
     save_figure(figure, tmp_path / 'figure.png')
     assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['two people\nP 0.5; 3%', 'k', 'my beam size']
     assert [text.get_text() for text in axes.get_xticklabels()] == ['people', 'dogs']
+    assert [text.get_text() for text in axes.get_yticklabels()] == ['L', 'mine']
     assert figures.label('NoAttention_zh') == 'L, zh'
