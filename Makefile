@@ -1,6 +1,7 @@
 # make demo: see the whole lab in minutes.   make test: everything that CI runs, in minutes.
 # make test-all: the slow tests too, before a release.
-# make app: a page that captions pictures of your own, with the models in runs/shapes, or else with those of the demo.
+# make app: a page that captions pictures of your own, with the model of photos, and with your models in runs/shapes, or
+# else with those of the demo.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
 # make pictures: the demo, and its figures become those of README.md.
@@ -19,7 +20,8 @@ demo: $(VENV)/.ready
 # in the folder with the models.py that the models were trained with: this one, or the demo's
 TRAINED := $(dir $(wildcard ./runs/shapes/BEST_checkpoint_* build/demo/runs/shapes/BEST_checkpoint_*))
 app: $(VENV)/.ready
-	@cd $(firstword $(TRAINED:/runs/shapes/=) .) && $(abspath $(PY)) -m lab.app
+	$(if $(TRAINED),,@$(PY) -m instructor.assemble instructor/models.py build/demo > /dev/null)
+	@cd $(firstword $(TRAINED:/runs/shapes/=) build/demo) && $(abspath $(PY)) -m lab.app
 
 pictures: $(VENV)/.ready
 	$(PY) -m instructor.demo --pictures

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What a student gets, besides models.py.
 ASSIGNMENT = ('*.py', 'lab/**/*.py', 'lab/app.js', '*.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/*.ipynb',
-              'report/*.py', 'report/*.css', 'tests/**/*.py', 'tests/**/*.npz', 'tests/*.toml', 'weights/*.pth',
+              'report/*.py', 'report/*.css', 'tests/**/*.py', 'tests/**/*.npz', 'tests/*.toml', 'weights/*',
               'requirements.txt', 'pyproject.toml', 'README.md', 'docs/**/*')
 
 

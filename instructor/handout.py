@@ -39,6 +39,7 @@ KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.
 ASSIGNMENT = ROOT / 'instructor' / 'ASSIGNMENT.md'
 LANGUAGES = {'en': ('task', 'points', 'in all'), 'zh': ('任务', '分值', '合计')}  # -> table of points in ASSIGNMENT.md
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
+PHOTOS = 'weights/photos.safetensors'
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
 
@@ -193,9 +194,11 @@ def prove_nothing_is_given_away(archive):
             data = packed.read(name)
             path = name.removeprefix(f'{NAME}/')
             allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png', '.css', '.js')) \
-                or path in ('weights/shapes_cnn.pth', 'tests/expected.npz', 'notes/matplotlibrc')
+                or path in ('weights/shapes_cnn.pth', PHOTOS, 'tests/expected.npz', 'notes/matplotlibrc')
             if not allowed or path.startswith(('instructor', '.', 'build')) or '__pycache__' in path:
                 raise HandoutError(f'{path} is not for students')
+            if path == PHOTOS:
+                prove_only_weights(path, data)
             text = data.decode('utf-8', errors='replace')
             if path == 'models.py':  # the TODOs' steps are comments
                 text = re.sub(r'^ *#.*$', '', text, flags=re.M)
@@ -207,6 +210,14 @@ def prove_nothing_is_given_away(archive):
                     raise HandoutError(f'{path} holds a line of the solution: {line}')
             if BEGIN in text or END in text:
                 raise HandoutError(f'{path} holds a solution marker')
+
+
+def prove_only_weights(path, data):
+    """A file of safetensors begins with a JSON of what is in it."""
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], 'little')])
+    values = header.pop('__metadata__')
+    if {*values} != {'settings', 'word_map', 'encoder_digest'} or {w['dtype'] for w in header.values()} - {'I8', 'F32'}:
+        raise HandoutError(f'{path} holds something else than weights, settings and vocabulary')
 
 
 def prove_notebook_is_clean(path, notebook):

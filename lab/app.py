@@ -1,6 +1,7 @@
 """A form for pictures of your own: drop or choose a file, and the models caption it word by word.
 
-``caption.ipynb`` ends in it. ``python -m lab.app runs/shapes`` serves it as a page without code, through Voilà.
+``caption.ipynb`` ends in it. ``python -m lab.app runs/shapes`` serves it as a page without code, through Voilà. Beside
+your own models it has the lab's model of photos.
 """
 
 import argparse
@@ -122,7 +123,8 @@ def form(models, largest=LARGEST):
         ticked = {key: models[key] for key, box in chosen.items() if box.value}
         try:
             pixels, found = describe(content, ticked, beam_size.value, name)
-            spoken = [SpokenCaption(label(key), pixels, captioned) for key, captioned in found.items()]
+            spoken = [SpokenCaption(heading(key, models[key]), pixels, captioned)
+                      for key, captioned in found.items()]
         except Exception as error:  # raised in a form, nobody would see it
             message.value = as_text(error if isinstance(error, ImageFileError) else f'{type(error).__name__}: {error}')
             return
@@ -145,6 +147,24 @@ def form(models, largest=LARGEST):
     return whole
 
 
+def heading(name, model):
+    """A model's name for people; a model of shapes says what it is, since it calls everything by their names."""
+    shapes_only = model.settings['encoder'] == 'shapes_cnn'
+    return label(name) + (' (knows only shapes: for photos take the model of photos)' if shapes_only else '')
+
+
+def with_photos(models):
+    """These models, and those of photos behind them if TODO 3 to 5 are done: they run in your ``DecoderWithAttention``.
+
+    :param models: dict name -> :class:`checkpoints.CaptionModel`
+    """
+    try:
+        return models | load_models('', 'photos')
+    except (NotImplementedError, ValueError) as error:  # a TODO; a package of its encoder
+        print(f'The model of photos is left out: {error}')
+        return models
+
+
 def trained(run_folder):
     """:return: names of the decoders that have a checkpoint in a run folder"""
     run_folder = Path(run_folder).expanduser()
@@ -158,10 +178,9 @@ def main():
     parser.add_argument('--no-browser', action='store_true', help='open no browser window')
     arguments = parser.parse_args()
     names = trained(arguments.run_folder)
-    if not names:
-        sys.exit(f'there is no trained model in {arguments.run_folder} yet: run train_rnn.ipynb or '
+    if not with_photos(load_models(arguments.run_folder, names)):  # errors come here, not in the browser
+        sys.exit(f'there is no trained model in {arguments.run_folder} either: run train_rnn.ipynb or '
                  'train_attention.ipynb first')
-    load_models(arguments.run_folder, names)  # its errors come here, not in the browser
 
     from voila.app import Voila  # caption.ipynb needs none
     title = 'Look at a picture, say what you see'
@@ -170,8 +189,10 @@ def main():
                                       'where the decoder looked for its word, and beside the word stands the greatest '
                                       'weight of a cell, in percent of all attention.'),
         nbformat.v4.new_code_cell(f'import os\n\nos.chdir({os.getcwd()!r})\n'
-                                  'from lab.app import form\nfrom lab.train.checkpoints import load_models\n\n'
-                                  f'form(load_models({arguments.run_folder!r}, {names}), {LARGEST_ON_PAGE})')])
+                                  'from lab.app import form, with_photos\n'
+                                  'from lab.train.checkpoints import load_models\n\n'
+                                  f'form(with_photos(load_models({arguments.run_folder!r}, {names})), '
+                                  f'{LARGEST_ON_PAGE})')])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / 'page.ipynb'
         nbformat.write(page, path)

@@ -24,7 +24,8 @@ DECODER_NAMES = {'NoAttention': 'plain LSTM', 'Attention': 'soft attention',
                  'DecoderWithSpatialAttention': 'spatial attention',
                  'DecoderWithAdaptiveAttention': 'adaptive attention',
                  'DecoderWithBahdanauAttention': 'Bahdanau attention',
-                 'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble'}
+                 'DecoderWithCell': 'plain decoder with another cell', 'Ensemble': 'ensemble',
+                 'photos': 'model of photos'}
 
 
 def label(name):

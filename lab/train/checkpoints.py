@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lab.train.box import PHOTOS, unpack
 from lab.train.features import encoder_digest
 from lab.train.model import build_model, decoder_name
 from utils import atomic_path
@@ -48,6 +49,8 @@ def save_checkpoint(paths, model, optimizer, scheduler):
 def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, a damaged one, or not a checkpoint of this lab"""
     path = Path(path).expanduser()
+    if path.suffix == PHOTOS.suffix:
+        return unpack(path, device)
     try:
         with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
             state = torch.load(path, map_location=device, weights_only=True)
@@ -94,13 +97,17 @@ def load_model(path, device=None, encoder=None):
 def load_models(folder, names, device=None):
     """The best model of each decoder in a run folder.
 
-    :param names: 'NoAttention', 'Attention' or the class of a decoder of your own; or a list of them
+    :param names: 'NoAttention', 'Attention' or the class of a decoder of your own, or 'photos', the lab's model of
+        photos, which is in no run folder; or a list of them
     :param device: as for :func:`load_model`
     :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
     models = {}
     for name in [names] if isinstance(names, str) else names:
+        if name == 'photos':
+            models |= {f'photos_{model.language}': model for model in load_model(PHOTOS, device).by_language()}
+            continue
         path = Path(folder).expanduser() / f'BEST_checkpoint_{name}.pth.tar'
         if not path.exists():
             raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '
