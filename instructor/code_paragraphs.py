@@ -102,7 +102,8 @@ def strings(node, whole, of_checks):
     """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with.
 
     :param whole: function node -> what it says
-    :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read
+    :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read,
+        and so is a word above a column of a table
     """
     parts, words = ast.iter_child_nodes(node), []
     match node:
@@ -114,6 +115,8 @@ def strings(node, whole, of_checks):
             parts = [node.value]
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords
+        case ast.Call(func=ast.Name('markdown_table' | 'score_table'), args=words):
+            words = words + [part for header in words if isinstance(header, ast.List) for part in ast.walk(header)]
         case ast.IfExp() if of_checks:
             words = [node.body, node.orelse]
         case ast.keyword() if of_a_bar(node):

@@ -254,7 +254,7 @@ def scores_compared(folders):
 
 @message_in_its_place
 def decoders_compared(folder):
-    """Parameters, training time and test scores of the decoders; of the shapes also how many captions are true."""
+    """Parameters, training time and test scores of the decoders; of the shapes also how many captions are right."""
     runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
     truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
     scores, rows = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU'))], []
@@ -267,14 +267,15 @@ def decoders_compared(folder):
             found = truth.get(result['model'], dict(named=None, pointing=None))
             row += ['' if part is None else f'{part:.1%}' for part in (found['named'], found['pointing'])]
         rows.append(row)
-    caption, columns = 'The decoders on the test split.', []
+    caption = 'The decoders on the test split.'
     if truth:
         chances = [found['chance'] for found in truth.values() if found['pointing'] is not None]
         by_chance = f', {chances[0]:.1%} by chance' if chances else ''
-        columns = ['named', 'pointing']
-        caption += (' Named: captions that name the colour and shape of every object, and nothing else. '
+        caption += (' Named: captions that name the colour and shape of every object, and nothing else; '
+                    'sizes and relations are not checked. '
                     f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
-    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', *scores, *columns], rows), caption)
+    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', *scores,
+                                 *(['named', 'pointing'] if truth else [])], rows), caption)
 
 
 @message_in_its_place

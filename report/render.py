@@ -21,14 +21,15 @@ from papermill.exceptions import PapermillExecutionError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from lab.notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
+from lab.labels import CHINESE, LABELS  # noqa: E402  the folder above has to be on the path first
+from lab.notebooks import run_notebook  # noqa: E402
 from utils import atomic_path  # noqa: E402
 
 YOUR_TEXT, YOUR_NAME = '*Your text*', '*Name, student number, date*'  # placeholders of the notebook
 GUIDE = 'guide'  # tag of the cells that stay out of the page
 FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
 PAGE = """<!DOCTYPE html>
-<html>
+<html lang="{language}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -46,6 +47,8 @@ BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stab
             '/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge',
             r'C:\Program Files\Google\Chrome\Application\chrome.exe',
             r'C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe')
+NO_FONT = ('The PDF shows boxes for Chinese characters, as this system has no font with them: install one, such as the '
+           'package fonts-noto-cjk, and run this again. Or open report.html elsewhere and print it to a PDF.')
 NO_PDF = 'no PDF: no Chrome, Chromium or Edge is here to make it. Open report.html in a browser and print it to a PDF.'
 
 
@@ -92,8 +95,8 @@ def write_page(notebook, path):
     title = re.search(r'<h1\b[^>]*>(.*?)</h1>', body, re.DOTALL)
     style = (HERE / 'page.css').read_text(encoding='utf-8')
     with atomic_path(path) as temporary:
-        temporary.write_text(PAGE.format(title=title[1] if title else 'Lab report', body=body, style=style),
-                             encoding='utf-8')
+        temporary.write_text(PAGE.format(language='zh-CN' if LABELS.exists() else 'en', style=style, body=body,
+                                         title=title[1] if title else 'Lab report'), encoding='utf-8')
 
 
 def cells_shown(notebook):
@@ -128,6 +131,11 @@ def write_pdf(page, path):
         if printed.exists():
             printed.rename(path)
     return path.exists()
+
+
+def lacks_chinese():
+    """Whether a browser has no font for Chinese. That happens on Linux, where fontconfig knows."""
+    return bool(shutil.which('fc-list')) and not subprocess.run(['fc-list', ':lang=zh'], stdout=subprocess.PIPE).stdout
 
 
 # --- What is open ---
@@ -167,6 +175,8 @@ def main():
         sys.exit(f'error: {error}')
     print(page)
     print(pdf if write_pdf(page, pdf) else NO_PDF)
+    if pdf.exists() and lacks_chinese() and CHINESE.search(page.read_text(encoding='utf-8')):
+        print(NO_FONT)
     sentences = still_open(notebook)
     print('Before you hand in:' if sentences else 'Nothing is open: it can be handed in.', *sentences, sep='\n- ')
 
