@@ -1,0 +1,65 @@
+"""What the Chinese lab prints is Chinese, but for names of code and words of the field."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from instructor import handout
+from instructor.cut import REFERENCE
+from instructor.mistakes import mistakes
+
+WORDS = {'TODO', 'LSTM', 'LOSS', 'TOP', 'ACCURACY', 'BLEU', 'GREEDY', 'CIDER', 'epoch', 'passed', 'in', 'TRAIN', 'VAL',
+         'TEST', 'PDF', 'data', 'val', 'test'}
+MISTAKES = [mistakes([todo])[place] for todo, place in ((1, 1), (1, 4), (2, 4), (3, 4), (4, 1), (4, 4), (5, 1), (5, 4))]
+WHOLE = """
+from create_input_files import create_input_files
+from lab.data.shapes import generate_shapes
+from lab.decode.evaluate import evaluate
+from lab.train.checkpoints import load_models
+from solver import train
+
+create_input_files('shapes', generate_shapes('data', 24, 6, 6), 'data', min_word_freq=1, output_folder='data')
+train(dict(data_folder='data', data_name='shapes_5_cap_per_img_1_min_word_freq', encoder='shapes_cnn', device='cpu',
+           encoded_image_size=4, epochs=2, embed_dim=12, decoder_dim=16, output_folder='runs/shapes'))
+evaluate(load_models('runs/shapes', 'Attention')['Attention'], beam_sizes=[1])
+"""
+
+
+@pytest.fixture(scope='module')
+def lab(tmp_path_factory):
+    """The Chinese handout with its TODOs done."""
+    folder = tmp_path_factory.mktemp('chinese')
+    for name, content in handout.files('zh').items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / 'models.py').write_bytes(REFERENCE.read_bytes())
+    return folder
+
+
+def english_printed_by(lab, *command):
+    """Words that a command prints, but for those in names: of functions, layers, tensors, tests and files."""
+    printed = subprocess.run([sys.executable, *command], cwd=lab, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, env=os.environ | dict(NO_COLOR='1', OMP_NUM_THREADS='1')).stdout
+    assert re.search('[\u4e00-\u9fff]', printed)
+    nodes = ast.walk(ast.parse(REFERENCE.read_text(encoding='utf-8')))
+    names = {name for node in nodes for kind in ('id', 'arg', 'attr', 'name') if (name := getattr(node, kind, None))}
+    return {*re.findall('[A-Za-z]{2,}', re.sub(r'`[^`]*`|[\w.]*[_./=(][\w./=)-]*', ' ', printed))} - names - WORDS
+
+
+@pytest.mark.parametrize('mistake', MISTAKES, ids=lambda mistake: mistake.name)
+def test_checks(lab, mistake):
+    (lab / 'models.py').write_text(mistake.source(), encoding='utf-8')
+    command = ['-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'tests/test_todo{mistake.todo}.py']
+    try:
+        assert english_printed_by(lab, *command) == set()
+    finally:
+        (lab / 'models.py').write_bytes(REFERENCE.read_bytes())
+
+
+def test_training_and_report(lab):
+    assert english_printed_by(lab, '-c', WHOLE) == set()
+    assert english_printed_by(lab, 'report/render.py') == set()
