@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from instructor.cut import TITLE
 
-NO_WORDS = re.compile(r'`[^`]*`|\$[^$]*\$|\]\([^)]*\)|\{\{.*?\}\}|https?://\S+')
+NO_WORDS = re.compile(r'`[^`]*`|\$[^$]*\$|\]\([^)]*\)|\{\{.*?\}\}|https?://\S+|</?details>')
 PIECE = re.compile(r"""([fF]?)('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")  # of a string
 PLACE = re.compile(r'(\{\{|\}\}|\{(?:[^{}]|\{[^{}]*\})+\})')  # in an f-string
 
