@@ -99,7 +99,8 @@ def of_a_bar(node):
 
 
 def strings(node, whole, of_checks):
-    """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with.
+    """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with. What
+    ``print`` prints, or an ``if`` chooses for it, is read even if it is one word.
 
     :param whole: function node -> what it says
     :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read
@@ -115,12 +116,21 @@ def strings(node, whole, of_checks):
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords
         case ast.IfExp() if of_checks:
-            words = [node.body, node.orelse]
+            words = constants([node.body, node.orelse], str.isalpha)
+        case ast.Call(func=ast.Name(id='print')):
+            printed = [part for argument in node.args for part in (
+                [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument])]
+            words = constants(printed, has_words)
+            parts = [part for part in printed if part not in words]
         case ast.keyword() if of_a_bar(node):
             return [node.value]
-    words = [part for part in words
-             if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha()]
     return words + [found for part in parts for found in strings(part, whole, of_checks)]
+
+
+def constants(nodes, wanted):
+    """The strings among nodes for whose text ``wanted`` is true."""
+    return [node for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and wanted(node.value)]
 
 
 def is_sentence(text, places):
