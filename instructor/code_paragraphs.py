@@ -116,21 +116,18 @@ def strings(node, whole, of_checks):
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords
         case ast.IfExp() if of_checks:
-            words = constants([node.body, node.orelse], str.isalpha)
+            words = [node.body, node.orelse]
         case ast.Call(func=ast.Name(id='print')):
             printed = [part for argument in node.args for part in (
                 [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument])]
-            words = constants(printed, has_words)
-            parts = [part for part in printed if part not in words]
+            read = [part for part in printed
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str) and has_words(part.value)]
+            return read + [found for part in printed if part not in read for found in strings(part, whole, of_checks)]
         case ast.keyword() if of_a_bar(node):
             return [node.value]
+    words = [part for part in words
+             if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.isalpha()]
     return words + [found for part in parts for found in strings(part, whole, of_checks)]
-
-
-def constants(nodes, wanted):
-    """The strings among nodes for whose text ``wanted`` is true."""
-    return [node for node in nodes
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and wanted(node.value)]
 
 
 def is_sentence(text, places):
