@@ -40,7 +40,6 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,7 +47,7 @@ import h5py
 from tqdm import tqdm
 
 from lab.data import tokenizers
-from lab.data.images import ImageFileError, load_image, open_images
+from lab.data.images import SIDE, ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
 from utils import atomic_path, check_space, one_process_in
 
@@ -172,10 +171,10 @@ def choose_captions(picture, language, captions_per_image, seed):
 # --- Writing the files ---
 
 
-def decode(picture, image_size):
-    """:return: (3, image_size, image_size) uint8, or why the file of a ``Picture`` cannot be decoded"""
+def decode(picture):
+    """:return: (3, SIDE, SIDE) uint8, or why the file of a ``Picture`` cannot be decoded"""
     try:
-        return load_image(picture.file, image_size)
+        return load_image(picture.file)
     except ImageFileError as error:
         return str(error).removeprefix(f"{picture.file}: ")
 
@@ -186,27 +185,25 @@ def references_of(picture):
     return captions.get(None, captions)
 
 
-def write_images(path, pictures, image_size, attributes, workers, skip_bad):
+def write_images(path, pictures, attributes, skip_bad):
     """Write the HDF5 file of a split.
 
     :param attributes: of the file, all but ``pictures``
-    :param workers: threads that decode
     :param skip_bad: if some pictures turn out to be damaged, write the file once more without them
     :return: the pictures in it, and those that are damaged, with the reason as ``problem``: two lists
     """
-    damaged, shape = [], (3, image_size, image_size)
+    damaged, shape = [], (3, SIDE, SIDE)
     fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in pictures]])
     strings = {"references": [json.dumps(references_of(picture)) for picture in pictures],
                "names": [picture.name for picture in pictures]}
-    with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor(workers) as pool,
+    with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor() as pool,
           tqdm(desc="decoding", unit="image", total=len(pictures)) as bar):
         file.attrs.update({**attributes, "pictures": fingerprint})
         for name, values in strings.items():
             file.create_dataset(name, data=values, dtype=h5py.string_dtype())
         images = file.create_dataset("images", (len(pictures), *shape), "uint8")
         for start in range(0, len(pictures), AT_ONCE):
-            pixels = pool.map(partial(decode, image_size=image_size), pictures[start:start + AT_ONCE])
-            for row, found in enumerate(pixels, start):
+            for row, found in enumerate(pool.map(decode, pictures[start:start + AT_ONCE]), start):
                 if isinstance(found, str):
                     damaged.append(pictures[row]._replace(problem=found))
                 else:
@@ -221,7 +218,7 @@ def write_images(path, pictures, image_size, attributes, workers, skip_bad):
         raise ValueError(f"no image of the split {damaged[0].split} can be decoded: {damaged[0].problem}")
     names = {picture.name for picture in damaged}
     whole = [picture for picture in pictures if picture.name not in names]
-    whole, more = write_images(path, whole, image_size, attributes, workers, skip_bad)
+    whole, more = write_images(path, whole, attributes, skip_bad)
     return whole, damaged + more
 
 
@@ -243,8 +240,8 @@ def fingerprint_of(path):
 
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
-                       output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False, image_size=256,
-                       allow_shared_images=False, tokenizer=None):
+                       output_folder=".", max_len=50, *, seed=123, skip_bad=False, allow_shared_images=False,
+                       tokenizer=None):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -256,9 +253,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param output_folder: where to write; made if need be
     :param max_len: captions with more words are left out, and so is an image that has only such ones
     :param seed: for the choice of captions
-    :param workers: threads that decode; None takes a few more than there are CPU cores
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
-    :param image_size: side of the square images in pixels
     :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
         characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
@@ -295,7 +290,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
-    settings = [captions_per_image, min_word_freq, max_len, seed, image_size, skip_bad]
+    settings = [captions_per_image, min_word_freq, max_len, seed, SIDE, skip_bad]
     fingerprint = sha256([FORMAT_VERSION, "".join(digests), [picture.stamp for picture in pictures],
                           *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
@@ -309,13 +304,12 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
             for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
                 part.unlink()
             if not is_complete():  # two notebooks may be started at once: the second finds the files of the first
-                check_space(folder, len(usable) * 3 * image_size ** 2, "make room or choose another output folder")
+                check_space(folder, len(usable) * 3 * SIDE ** 2, "make room or choose another output folder")
                 # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
                 parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
                 attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
                 for split, whole in of_split.items():
-                    kept[split], damaged = write_images(parts[images[split]], whole, image_size, attributes, workers,
-                                                        skip_bad)
+                    kept[split], damaged = write_images(parts[images[split]], whole, attributes, skip_bad)
                     bad += damaged
                 words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
                               for caption in those)  # too long as well
@@ -383,7 +377,6 @@ def main(arguments=None):
     option("--output-folder", default=".", help="where to write; default: here")
     option("--max-len", type=int, default=50, help="longest caption, in words; default: %(default)s")
     option("--seed", type=int, default=123, help="for the choice of captions; default: %(default)s")
-    option("--workers", type=int, help="threads that decode; default: a few more than there are CPU cores")
     option("--skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
     option("--tokenizer", nargs="+", metavar="NAME",

@@ -46,7 +46,7 @@ def chinese(tmp_path_factory):
 
 def prepare(folder, output, tokenizer):
     """:return: ``data_folder`` and ``data_name`` of the ten files"""
-    summary = create_input_files('chinese', folder / 'dataset_chinese.json', folder, 5, 1, output, workers=1,
+    summary = create_input_files('chinese', folder / 'dataset_chinese.json', folder, 5, 1, output,
                                  tokenizer=tokenizer)
     return dict(data_folder=str(output), data_name=summary['data_name'])
 
@@ -97,7 +97,7 @@ def test_each_tokenizer_makes_files_of_its_own(chinese, tmp_path):
 def both(chinese):
     """A data set in English and Chinese."""
     jsons = dict(en=chinese / 'dataset_shapes.json', zh=chinese / 'dataset_chinese.json')
-    summary = create_input_files('both', jsons, chinese, 2, 1, chinese / 'both', workers=1,
+    summary = create_input_files('both', jsons, chinese, 2, 1, chinese / 'both',
                                  tokenizer=dict(zh='characters'))
     return dict(data_folder=str(chinese / 'both'), data_name=summary['data_name'])
 

@@ -38,8 +38,7 @@ class Data:
 
     def run(self, output, k=2, freq=1, **options):
         self.json.write_text(json.dumps({"images": self.entries}))
-        return create_input_files("toy", self.json, self.images, k, freq, output,
-                                  **{"workers": 1, "image_size": 16, **options})
+        return create_input_files("toy", self.json, self.images, k, freq, output, **options)
 
     def fails(self, output, match, **options):
         """The run raises a matching error and leaves nothing behind."""
@@ -90,7 +89,7 @@ def test_ten_files_and_their_content(data, tmp_path, capsys):
         assert dataset.references == [[s["tokens"] for s in entry["sentences"]] for entry in entries]
         assert dataset.cpi == 2 and dataset.captions.shape == (2 * len(entries), 8)
         for number, name in enumerate(dataset.names):
-            assert np.array_equal(dataset.image(number), load_image(data.images / name, 16))
+            assert np.array_equal(dataset.image(number), load_image(data.images / name))
         for i, words in enumerate(captions):
             if split == "TRAIN":
                 assert words in dataset.references[i // 2]
@@ -158,7 +157,7 @@ def test_a_split_without_pictures_cannot_be_read(data, tmp_path):
 
 
 def colour_at(path, x=0.5, y=0.5):
-    return load_image(path, 32)[:, int(y * 32), int(x * 32)].astype(int)
+    return load_image(path)[:, int(y * 256), int(x * 256)].astype(int)
 
 
 def close(colour, expected, tolerance=6):
@@ -188,9 +187,9 @@ def test_colour_modes_and_transparency_that_becomes_white(tmp_path, mode, ending
     (np.uint16, 65535, "png"), (">u2", 65535, "tif"), (np.int32, 65535, "tif"), (np.int32, 255, "tif"),
     (np.int32, 2_000_000, "tif"), (np.float32, 1, "tif"), (np.float32, 255, "tif")])
 def test_deep_gray_is_scaled_not_clipped(tmp_path, dtype, top, ending):
-    pixels = (np.tile(np.arange(40), (30, 1)) * (top / 39)).astype(dtype)
-    image = load_image(save(Image.fromarray(pixels), tmp_path / f"x.{ending}"), 40)
-    assert close(image[:, 15], np.arange(40) * (255 / 39), 3)
+    pixels = (np.tile(np.arange(256), (30, 1)) * (top / 255)).astype(dtype)
+    image = load_image(save(Image.fromarray(pixels), tmp_path / f"x.{ending}"))
+    assert close(image[:, 15], np.arange(256), 3)
 
 
 def test_broken_exif(tmp_path):
@@ -202,12 +201,12 @@ def test_large_pictures_are_averaged(tmp_path):
     """A JPEG may be decoded at a smaller scale, but without loss of quality; and fine stripes become grey."""
     y, x = np.mgrid[0:1200, 0:1600]
     pixels = np.stack([x * 255 / 1600, y * 255 / 1200, 128 + 100 * np.sin(y / 6)], 2).astype(np.uint8)
-    image = load_image(save(Image.fromarray(pixels), tmp_path / "x.jpg", quality=95), 200)
-    exact = np.asarray(Image.fromarray(pixels).resize((200, 200), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+    image = load_image(save(Image.fromarray(pixels), tmp_path / "x.jpg", quality=95))
+    exact = np.asarray(Image.fromarray(pixels).resize((256, 256), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
     assert np.abs(image.astype(int) - exact).mean() < 2
-    stripes = np.zeros((300, 300), np.uint8)
+    stripes = np.zeros((2560, 2560), np.uint8)
     stripes[:, ::2] = 255
-    image = load_image(save(Image.fromarray(stripes), tmp_path / "x.png"), 20)
+    image = load_image(save(Image.fromarray(stripes), tmp_path / "x.png"))
     assert close(image[:, :, 2:-2], 127, 10)
 
 
@@ -217,7 +216,7 @@ def test_truncated_image(tmp_path, name, part):
     path = save(noise(300, 400), tmp_path / name, **({"progressive": True} if "progressive" in name else {}))
     path.write_bytes(path.read_bytes()[:int(path.stat().st_size * part)])
     with pytest.raises(ImageFileError, match=f"{name}.*cannot be decoded"):
-        load_image(path, 32)
+        load_image(path)
 
 
 def test_no_image_and_decompression_bomb(tmp_path, monkeypatch):
@@ -259,7 +258,6 @@ def test_a_bad_entry_is_named(data, tmp_path, change, match):
      "sub/1.png.*TRAIN and TEST; 1 of 11.*--allow-shared-images"),
     (lambda data: [entry.update(split="val") for entry in data.entries], {}, "k.json.*training split"),
     (lambda data: data.damage(9), {}, "0.png.*cannot be decoded.*2 of 8.*--skip-bad"),
-    (lambda data: data.damage(9), {"workers": 2}, "0.png.*cannot be decoded"),
     (lambda data: data.damage(*range(1, 12)), {"skip_bad": True}, "TRAIN.*cannot be decoded")])
 def test_bad_input_leaves_nothing_behind(data, tmp_path, change, options, match):
     data.damage(0)  # what takes long, decoding, comes last: anything else is found before
@@ -278,7 +276,7 @@ def test_a_picture_in_two_splits_is_taken_when_asked_for(data, tmp_path):
 
 
 def test_too_little_disk_space(data, tmp_path, monkeypatch):
-    needed, usage = 12 * 3 * 16 * 16, shutil.disk_usage(tmp_path)
+    needed, usage = 12 * 3 * 256 * 256, shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=needed - 1))
     data.fails(tmp_path / "out", "out.*disk space")
 
@@ -297,8 +295,6 @@ def test_skip_bad_lists_what_it_leaves_out(data, tmp_path, capsys):
         assert found["split"] == split and reason in found["reason"] and f"sub/{i}.png" in printed
     assert not bad and [summary["splits"][split]["images_left_out"] for split in SPLITS] == [3, 1, 1]
     assert data.run(tmp_path / "out", skip_bad=True)["already_there"] and not summary["already_there"]
-    data.run(tmp_path / "workers", skip_bad=True, workers=3)
-    assert everything(tmp_path / "workers") == everything(tmp_path / "out")
     for i in (11, 10, 2, 1, 0):  # the same as if they had never been there
         del data.entries[i]
     data.run(tmp_path / "good")
@@ -313,11 +309,11 @@ def test_a_picture_that_only_the_second_reading_finds_damaged(data, tmp_path, mo
     data.damage(2)
     read_before, decode = set(), cif.decode
 
-    def fails_later(picture, image_size):
+    def fails_later(picture):
         if picture.name == "sub/3.png" and picture.name in read_before:
             return "cannot be decoded"
         read_before.add(picture.name)
-        return decode(picture, image_size)
+        return decode(picture)
 
     monkeypatch.setattr(cif, "decode", fails_later)
     summary = data.run(tmp_path / "out", skip_bad=True)
@@ -336,7 +332,7 @@ CHANGES = {
     "cut file": lambda data, out: os.truncate(next(out.glob("VAL_IMAGES*")), 1000)}
 
 
-@pytest.mark.parametrize("change", ["max_len", "seed", "image_size", *CHANGES])
+@pytest.mark.parametrize("change", ["max_len", "seed", *CHANGES])
 def test_changed_settings_or_files_are_noticed(data, tmp_path, change):
     out, options = tmp_path / "out", {}
     data.run(out)
@@ -350,14 +346,14 @@ def test_changed_settings_or_files_are_noticed(data, tmp_path, change):
     data.run(tmp_path / "fresh", **options)
     assert everything(out) == everything(tmp_path / "fresh")
     # the fingerprint of the pictures alone, for an encoder's features of them
-    assert (read(out, "VAL")[0].pictures != pictures) == (change in ("image_size", "image"))
+    assert (read(out, "VAL")[0].pictures != pictures) == (change == "image")
 
 
 def test_a_run_that_is_stopped_leaves_the_older_files_as_they_are(data, tmp_path, monkeypatch):
-    def stop(path, size):
+    def stop(path):
         if path.endswith("11.png"):  # the last of all
             raise KeyboardInterrupt
-        return load_image(path, size)
+        return load_image(path)
 
     out = tmp_path / "out"
     data.run(out, seed=7)
@@ -375,15 +371,15 @@ def test_a_run_that_is_stopped_leaves_the_older_files_as_they_are(data, tmp_path
 def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monkeypatch):
     go_on, loads = threading.Event(), []
 
-    def load(path, size):
+    def load(path):
         loads.append(path)
         assert go_on.wait(60)
-        return load_image(path, size)
+        return load_image(path)
 
     monkeypatch.setattr(cif, "load_image", load)
     with ThreadPoolExecutor(2) as pool:
         runs = [pool.submit(data.run, tmp_path / "out") for _ in range(2)]
-        assert not wait(runs, 1).done and len(loads) == 1
+        assert not wait(runs, 1).done and len(loads) == len(set(loads))
         assert (tmp_path / "out/.lock").stat().st_mode & 0o777 == 0o666  # of other users, too
         go_on.set()
         assert sorted(run.result(60)["already_there"] for run in runs) == [False, True] and len(loads) == 12
@@ -401,7 +397,7 @@ def test_pictures_of_another_program_stay(data, tmp_path):
 
 
 def test_command_line(data, tmp_path, capsys):
-    data.run(tmp_path / "function", image_size=256)
+    data.run(tmp_path / "function")
     command = ["--dataset", "toy", "--karpathy-json-path", str(data.json), "--image-folder", str(data.images),
                "--captions-per-image", "2", "--min-word-freq", "1", "--output-folder", str(tmp_path / "command")]
     assert cif.main(command) == 0 and "8 images" in capsys.readouterr().out
