@@ -145,6 +145,13 @@ def combine(first, *others):
     return first
 
 
+def refuse_bad(bad, pictures):
+    """:raises ValueError: some of these pictures cannot be used"""
+    if bad:
+        raise ValueError(f"{bad[0].file}: {bad[0].problem}; {len(bad)} of {len(pictures)} images cannot be used; "
+                         "correct this or leave them out with --skip-bad (skip_bad=True)")
+
+
 def refuse_shared(pictures):
     """:raises ValueError: a picture is in two splits"""
     split_of = {}
@@ -185,41 +192,32 @@ def references_of(picture):
     return captions.get(None, captions)
 
 
-def write_images(path, pictures, attributes, skip_bad):
-    """Write the HDF5 file of a split.
+def write_images(path, pictures, attributes):
+    """Write the HDF5 file of a split. Damaged pictures are left out; as many rows at the end of ``images`` stay empty.
 
     :param attributes: of the file, all but ``pictures``
-    :param skip_bad: if some pictures turn out to be damaged, write the file once more without them
     :return: the pictures in it, and those that are damaged, with the reason as ``problem``: two lists
     """
-    damaged, shape = [], (3, SIDE, SIDE)
-    fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in pictures]])
-    strings = {"references": [json.dumps(references_of(picture)) for picture in pictures],
-               "names": [picture.name for picture in pictures]}
+    whole, damaged = [], []
     with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor() as pool,
           tqdm(desc="decoding", unit="image", total=len(pictures)) as bar):
+        images = file.create_dataset("images", (len(pictures), 3, SIDE, SIDE), "uint8")
+        for start in range(0, len(pictures), AT_ONCE):
+            those = pictures[start:start + AT_ONCE]
+            for picture, found in zip(those, pool.map(decode, those), strict=True):
+                if isinstance(found, str):
+                    damaged.append(picture._replace(problem=found))
+                else:
+                    images[len(whole)] = found
+                    whole.append(picture)
+                bar.update()
+        fingerprint = sha256([FORMAT_VERSION, images.shape[1:], [(picture.name, picture.stamp) for picture in whole]])
         file.attrs.update({**attributes, "pictures": fingerprint})
+        strings = {"references": [json.dumps(references_of(picture)) for picture in whole],
+                   "names": [picture.name for picture in whole]}
         for name, values in strings.items():
             file.create_dataset(name, data=values, dtype=h5py.string_dtype())
-        images = file.create_dataset("images", (len(pictures), *shape), "uint8")
-        for start in range(0, len(pictures), AT_ONCE):
-            for row, found in enumerate(pool.map(decode, pictures[start:start + AT_ONCE]), start):
-                if isinstance(found, str):
-                    damaged.append(pictures[row]._replace(problem=found))
-                else:
-                    images[row] = found
-                bar.update()
-    if not damaged:
-        return pictures, []
-    if not skip_bad:
-        raise ValueError(f"{damaged[0].file}: {damaged[0].problem}; {len(damaged)} of {len(pictures)} images are "
-                         "damaged; replace them or leave them out with --skip-bad (skip_bad=True)")
-    if len(damaged) == len(pictures):
-        raise ValueError(f"no image of the split {damaged[0].split} can be decoded: {damaged[0].problem}")
-    names = {picture.name for picture in damaged}
-    whole = [picture for picture in pictures if picture.name not in names]
-    whole, more = write_images(path, whole, attributes, skip_bad)
-    return whole, damaged + more
+    return whole, damaged
 
 
 def fingerprint_of(path):
@@ -280,9 +278,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                           for language, path in paths.items()), strict=True)
     pictures = combine(*read)
     bad = [picture for picture in pictures if picture.problem]
-    if bad and not skip_bad:
-        raise ValueError(f"{bad[0].file}: {bad[0].problem}; {len(bad)} of {len(pictures)} images are missing, empty or "
-                         "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
+    if not skip_bad:
+        refuse_bad(bad, pictures)
     usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
     too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
     if not allow_shared_images:
@@ -309,7 +306,9 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                 parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
                 attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
                 for split, whole in of_split.items():
-                    kept[split], damaged = write_images(parts[images[split]], whole, attributes, skip_bad)
+                    kept[split], damaged = write_images(parts[images[split]], whole, attributes)
+                    if not skip_bad:
+                        refuse_bad(damaged, whole)
                     bad += damaged
                 words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
                               for caption in those)  # too long as well
