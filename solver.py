@@ -24,7 +24,7 @@ from lab.decode.metrics import bleu, greedy_scores, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, history_path, save_checkpoint
-from lab.train.devices import accelerator_for, averages, log, own_device, progress_bar
+from lab.train.devices import accelerator_for, averages, log, progress_bar
 from lab.train.features import caption_dataset
 from lab.train.model import CaptionModel, build_model
 from lab.train.resume import fingerprints, move_aside, resume, start_from
@@ -127,7 +127,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     """
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
     accelerator = accelerator_for(cfg)
-    cfg['device'] = own_device(cfg['device'])
+    cfg['device'] = str(accelerator.device)  # of several GPUs the one of this process
     set_seed(cfg['seed'])
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
