@@ -11,7 +11,6 @@ from lab.train.checkpoints import (
     FORMAT,
     checkpoint_paths,
     file_digest,
-    history_path,
     read_checkpoint,
     restore_model,
 )
@@ -110,11 +109,7 @@ def move_aside(cfg):
         return
     _, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
-    scores = (best.with_name(f'{split}_{name}.json') for split in ('test', 'val'))
-    # the only one with the data set's name in its own: another data set's is of another training, too
-    latest = sorted(best.parent.glob(f'checkpoint_*_{name}.pth.tar'))
-    files = [*latest, *(path for path in (best, history_path(cfg), *scores) if path.exists())]
-    if files:
+    if files := sorted(best.parent.glob(f'*_{name}.*')):  # checkpoints, history and scores
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()
         for path in files:
