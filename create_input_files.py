@@ -255,10 +255,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
         characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
-    :return: summary, dict with ``data_name`` (base) and ``already_there``: True when nothing had to be done. If it is
-        False, also ``splits`` (per split ``images``, ``captions``, ``captions_left_out``, ``images_left_out``),
-        ``vocab_size`` (special tokens included), ``special_tokens`` (how many), ``bad_images`` (list of {image, split,
-        reason}) and ``too_long_images`` (names of images without a caption of 1 to max_len words)
+    :return: base, which is the setting ``data_name`` of a training
     :raises ValueError: bad input, a picture in two splits
     :raises OSError: the JSON file cannot be read, the output folder cannot be written, too little disk space
     """
@@ -291,70 +288,56 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     fingerprint = sha256([FORMAT_VERSION, "".join(digests), [picture.stamp for picture in pictures],
                           *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
-    def is_complete():
-        return [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons)
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_process_in(folder), ExitStack() as stack:
+        for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
+            part.unlink()
+        if [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons):
+            print(f"{data_name} in {folder} (was already there)")
+            return data_name
+        check_space(folder, len(usable) * 3 * SIDE ** 2, "make room or choose another output folder")
+        # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
+        parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
+        attributes, kept = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}, {}
+        for split, whole in of_split.items():
+            kept[split], damaged = write_images(parts[images[split]], whole, attributes)
+            if not skip_bad:
+                refuse_bad(damaged, whole)
+            bad += damaged
+        words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
+                      for caption in those)  # too long as well
+        word_map = build_word_map(words_from, min_word_freq, languages)
+        maps = {language: in_language(word_map, language) for language in paths}
+        contents = {vocabulary: word_map}
+        for split in SPLITS:
+            chosen = [(maps[language], caption) for picture in kept[split] for language in paths
+                      for caption in choose_captions(picture, language, captions_per_image, seed)]
+            contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
+            contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
+        for path, content in contents.items():
+            parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    print(f"{data_name} in {folder}")
+    print_counts(pictures, kept, attributes["captions_per_image"], word_map)
+    left_out = [f"{picture.name}: {picture.problem}" for picture in bad]
+    left_out += [f"{picture.name}: all its captions are too long or empty" for picture in too_long]
+    for line in left_out[:20] + [f"and {len(left_out) - 20} more"] * (len(left_out) > 20):
+        print(f"  left out: {line}")
+    return data_name
 
-    kept = {}
-    if not is_complete():
-        folder.mkdir(parents=True, exist_ok=True)
-        with one_process_in(folder), ExitStack() as stack:
-            for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
-                part.unlink()
-            if not is_complete():  # two notebooks may be started at once: the second finds the files of the first
-                check_space(folder, len(usable) * 3 * SIDE ** 2, "make room or choose another output folder")
-                # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
-                parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
-                attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
-                for split, whole in of_split.items():
-                    kept[split], damaged = write_images(parts[images[split]], whole, attributes)
-                    if not skip_bad:
-                        refuse_bad(damaged, whole)
-                    bad += damaged
-                words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
-                              for caption in those)  # too long as well
-                word_map = build_word_map(words_from, min_word_freq, languages)
-                maps = {language: in_language(word_map, language) for language in paths}
-                contents = {vocabulary: word_map}
-                for split in SPLITS:
-                    chosen = [(maps[language], caption) for picture in kept[split] for language in paths
-                              for caption in choose_captions(picture, language, captions_per_image, seed)]
-                    contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
-                    contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
-                for path, content in contents.items():
-                    parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
-    summary = {"data_name": data_name, "already_there": not kept}
-    if kept:
-        summary |= {"splits": {}, "vocab_size": len(word_map), "special_tokens": sum(map(is_special, word_map)),
-                    "too_long_images": [picture.name for picture in too_long],
-                    "bad_images": [{"image": picture.name, "split": picture.split, "reason": picture.problem}
-                                   for picture in bad]}
+def print_counts(pictures, kept, captions_per_image, word_map):
+    """
+    :param pictures: all of the JSON; ``kept``: dict split -> those in its files
+    """
     for split, whole in kept.items():
-        unusable = [picture for picture in too_long if picture.split == split]
-        summary["splits"][split] = {
-            "images": len(whole), "captions": len(whole) * captions_per_image * len(paths),
-            "captions_left_out": sum(len(picture.captions[language]) - len(picture.usable[language])
-                                     for picture in whole + unusable for language in paths),
-            "images_left_out": len(unusable) + sum(picture.split == split for picture in bad)}
-    print_summary(summary, folder)
-    return summary
-
-
-def print_summary(summary, folder):
-    if summary["already_there"]:
-        print(f"{summary['data_name']} in {folder} (was already there)")
-        return
-    print(f"{summary['data_name']} in {folder}")
-    for name, count in summary["splits"].items():
-        print(f"  {name:5} {count['images']:7} images {count['captions']:7} captions; left out: "
-              f"{count['images_left_out']} images, {count['captions_left_out']} captions (too long or empty)")
-    size, special = summary["vocab_size"], summary["special_tokens"]
+        of_split = [picture for picture in pictures if picture.split == split]
+        captions = sum(len(those) - len(picture.usable[language]) for picture in of_split
+                       for language, those in picture.captions.items())
+        print(f"  {split:5} {len(whole):7} images {len(whole) * captions_per_image:7} captions; left out: "
+              f"{len(of_split) - len(whole)} images, {captions} captions (too long or empty)")
+    size, special = len(word_map), sum(map(is_special, word_map))
     hint = "; every word is <unk>, lower min_word_freq" if size == special else ""
     print(f"  vocabulary: {size} entries, {special} of them special tokens{hint}")
-    lines = [f"{bad['image']}: {bad['reason']}" for bad in summary["bad_images"]]
-    lines += [f"{name}: all its captions are too long or empty" for name in summary["too_long_images"]]
-    for line in lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20):
-        print(f"  left out: {line}")
 
 
 def of_languages(texts):

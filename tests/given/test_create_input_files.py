@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -67,6 +68,16 @@ def everything(folder):
     return {p.name: p.read_bytes() for p in Path(folder).iterdir()} if Path(folder).is_dir() else {}
 
 
+def counts(printed, split):
+    """What a run prints of a split: images, captions, images left out, captions left out."""
+    return [*map(int, re.findall(r"\d+", re.search(rf"  {split} .*", printed)[0]))]
+
+
+def lines_of_left_out(printed):
+    """:return: dict name of a picture -> why it is left out"""
+    return dict(re.findall("  left out: (.*?): (.*)", printed))
+
+
 def read(folder, split, base=BASE):
     """A split's ``CaptionDataset`` and its captions as words."""
     dataset, words = CaptionDataset(folder, base, split), list(load_word_map(folder, base))
@@ -78,7 +89,8 @@ def read(folder, split, base=BASE):
 
 
 def test_ten_files_and_their_content(data, tmp_path, capsys):
-    summary = data.run(tmp_path / "out", max_len=6)
+    assert data.run(tmp_path / "out", max_len=6) == BASE
+    printed = capsys.readouterr().out
     assert set(everything(tmp_path / "out")) == {f"WORDMAP_{BASE}.json"} | {
         f"{split}_{kind}_{BASE}.{end}" for split in SPLITS
         for kind, end in (("IMAGES", "hdf5"), ("CAPTIONS", "json"), ("CAPLENS", "json"))}
@@ -95,10 +107,8 @@ def test_ten_files_and_their_content(data, tmp_path, capsys):
                 assert words in dataset.references[i // 2]
             else:  # its number is no training word
                 assert words[:3] == ["a", "cat", "<unk>"] and len(words) == 4
-        assert summary["splits"][split] == {"images": len(entries), "captions": 2 * len(entries),
-                                            "captions_left_out": 0, "images_left_out": 0}
-    assert summary["data_name"] == BASE and summary["vocab_size"] == 2 + 8 + 3 + 4  # a cat, n0 ..., c0 ..., special
-    assert BASE in capsys.readouterr().out
+        assert counts(printed, split) == [len(entries), 2 * len(entries), 0, 0]
+    assert BASE in printed and f"{2 + 8 + 3 + 4} entries" in printed  # a cat, n0 ..., c0 ..., special
 
 
 def test_vocabulary_from_training_captions_only(data, tmp_path):
@@ -106,7 +116,7 @@ def test_vocabulary_from_training_captions_only(data, tmp_path):
         entry["sentences"] = [{"tokens": ["once" + entry["filename"]]}]
     for i, words in ((0, "b b b a a d d <start>"), (3, "c c <start>"), (4, "v v v d d d"), (5, "c t t")):
         data.entries[i]["sentences"] = [{"tokens": words.split()}]
-    name = data.run(tmp_path, freq=2, k=1)["data_name"]
+    name = data.run(tmp_path, freq=2, k=1)
     dataset, captions = read(tmp_path, "TRAIN", name)
     assert load_word_map(tmp_path, name) == {word: index for index, word in enumerate(
         ["<pad>", "b", "a", "c", "d", "<unk>", "<start>", "<end>"])}
@@ -116,7 +126,7 @@ def test_vocabulary_from_training_captions_only(data, tmp_path):
 
 def test_sampling_and_topping_up(data, tmp_path):
     def chosen(folder, k, **options):
-        name = data.run(tmp_path / folder, k=k, **options)["data_name"]
+        name = data.run(tmp_path / folder, k=k, **options)
         dataset, captions = read(tmp_path / folder, "TRAIN", name)
         return {name: list(map(tuple, captions[i * k:i * k + k])) for i, name in enumerate(dataset.names)}
 
@@ -131,18 +141,18 @@ def test_sampling_and_topping_up(data, tmp_path):
     assert reordered == {name: few[name] for name in reordered} and len(reordered) == len(few) - 1
 
 
-def test_too_long_and_empty_captions_are_left_out_and_blanks_are_no_words(data, tmp_path):
+def test_too_long_and_empty_captions_are_left_out_and_blanks_are_no_words(data, tmp_path, capsys):
     data.entries[0]["sentences"] = [{"tokens": ["long"] * 5}, {"tokens": ["w"] * 4}, {"tokens": ["", "\t \u3000\n"]}]
     data.entries[1]["sentences"] = [{"tokens": ["w"] * 5}, {"tokens": []}]
     data.entries[2]["sentences"] = [{"tokens": ["", "\u3000a", " ", "b c\x85"]}]
-    summary = data.run(tmp_path, max_len=4)
+    data.run(tmp_path, max_len=4)
     dataset, captions = read(tmp_path, "TRAIN")
     assert dataset.names[:2] == ["sub/0.png", "sub/2.png"]
     assert captions[:4] == [["w"] * 4] * 2 + [["a", "b", "c"]] * 2
     assert dataset.references[:2] == [[["long"] * 5, ["w"] * 4], [["a", "b", "c"]]]
     assert "long" in load_word_map(tmp_path, BASE)
-    assert summary["splits"]["TRAIN"] == {"images": 7, "captions": 14, "captions_left_out": 4, "images_left_out": 1}
-    assert summary["too_long_images"] == ["sub/1.png"] and summary["bad_images"] == []
+    printed = capsys.readouterr().out
+    assert counts(printed, "TRAIN") == [7, 14, 1, 4] and lines_of_left_out(printed).keys() == {"sub/1.png"}
 
 
 def test_a_split_without_pictures_cannot_be_read(data, tmp_path):
@@ -266,11 +276,12 @@ def test_bad_input_leaves_nothing_behind(data, tmp_path, change, options, match)
 
 def test_a_picture_in_two_splits_is_taken_when_asked_for(data, tmp_path):
     data.entries[3].update(filename="1.png")  # restval and train are TRAIN
-    assert data.run(tmp_path / "twice")["splits"]["TRAIN"]["images"] == 8
+    data.run(tmp_path / "twice")
+    assert len(read(tmp_path / "twice", "TRAIN")[0].names) == 8
     data.entries[5].update(filename="0.png")
-    summary = data.run(tmp_path / "out", allow_shared_images=True)
-    assert [summary["splits"][split]["images"] for split in SPLITS] == [8, 2, 2]
-    assert {read(tmp_path / "out", split)[0].names[0] for split in ("TRAIN", "TEST")} == {"sub/0.png"}
+    data.run(tmp_path / "out", allow_shared_images=True)
+    names = [read(tmp_path / "out", split)[0].names for split in SPLITS]
+    assert [*map(len, names)] == [8, 2, 2] and names[0][0] == names[2][0] == "sub/0.png"
     data.fails(tmp_path / "out", "0.png.*TRAIN and TEST")  # although its files are there
 
 
@@ -286,14 +297,15 @@ def test_skip_bad_lists_what_it_leaves_out(data, tmp_path, capsys):
     (data.images / "sub/2.png").write_bytes(b"no image")
     data.damage(10)
     data.entries[11]["sentences"] = []
-    summary, printed = data.run(tmp_path / "out", skip_bad=True), capsys.readouterr().out
-    bad = {bad["image"]: bad for bad in summary["bad_images"]}
-    for i, split, reason in ((0, "TRAIN", "missing"), (1, "TRAIN", "empty"), (2, "TRAIN", "cannot be decoded"),
-                             (10, "VAL", "cannot be decoded"), (11, "TEST", "no captions")):
-        found = bad.pop(f"sub/{i}.png")
-        assert found["split"] == split and reason in found["reason"] and f"sub/{i}.png" in printed
-    assert not bad and [summary["splits"][split]["images_left_out"] for split in SPLITS] == [3, 1, 1]
-    assert data.run(tmp_path / "out", skip_bad=True)["already_there"] and not summary["already_there"]
+    data.run(tmp_path / "out", skip_bad=True)
+    printed = capsys.readouterr().out
+    reasons = lines_of_left_out(printed)
+    for i, reason in ((0, "missing"), (1, "empty"), (2, "cannot be decoded"), (10, "cannot be decoded"),
+                      (11, "no captions")):
+        assert reason in reasons.pop(f"sub/{i}.png")
+    assert not reasons and [counts(printed, split)[2] for split in SPLITS] == [3, 1, 1]
+    data.run(tmp_path / "out", skip_bad=True)
+    assert "already there" in capsys.readouterr().out
     for i in (11, 10, 2, 1, 0):  # the same as if they had never been there
         del data.entries[i]
     data.run(tmp_path / "good")
@@ -318,13 +330,14 @@ def test_changed_settings_or_files_are_noticed(data, tmp_path, change):
     out, options = tmp_path / "out", {}
     data.run(out)
     times, pictures = [path.stat().st_mtime_ns for path in sorted(out.iterdir())], read(out, "VAL")[0].pictures
-    assert data.run(out)["already_there"] and times == [path.stat().st_mtime_ns for path in sorted(out.iterdir())]
+    data.run(out)
+    assert times == [path.stat().st_mtime_ns for path in sorted(out.iterdir())]
     if change in CHANGES:
         CHANGES[change](data, out)
     else:
         options[change] = 20
-    assert not data.run(out, **options)["already_there"]
-    data.run(tmp_path / "fresh", **options)
+    for folder in (out, tmp_path / "fresh"):
+        data.run(folder, **options)
     assert everything(out) == everything(tmp_path / "fresh")
     # the fingerprint of the pictures alone, for an encoder's features of them
     assert (read(out, "VAL")[0].pictures != pictures) == (change == "image")
@@ -363,7 +376,7 @@ def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monk
         assert not wait(runs, 1).done and len(loads) == len(set(loads))
         assert (tmp_path / "out/.lock").stat().st_mode & 0o777 == 0o666  # of other users, too
         go_on.set()
-        assert sorted(run.result(60)["already_there"] for run in runs) == [False, True] and len(loads) == 12
+        assert [run.result(60) for run in runs] == [BASE] * 2 and len(loads) == 12
 
 
 def test_pictures_of_another_program_stay(data, tmp_path):
