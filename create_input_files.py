@@ -54,6 +54,7 @@ from utils import atomic_path, check_space, one_process_in
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 2
+SEED = 123  # for the choice of captions
 AT_ONCE = 256  # pictures that are decoded before the next ones begin: so many wait in memory at most
 
 
@@ -163,13 +164,13 @@ def refuse_shared(pictures):
                          "this with --allow-shared-images (allow_shared_images=True)")
 
 
-def choose_captions(picture, language, captions_per_image, seed):
+def choose_captions(picture, language, captions_per_image):
     """Choose exactly ``captions_per_image`` captions: a random sample, or all of them and random repeats.
 
-    The choice depends on the seed and the image alone, not on what other images there are.
+    The choice depends on the image alone, not on what other images there are.
     """
     captions = picture.usable[language]
-    rng = random.Random(f"{seed} {picture.name}")
+    rng = random.Random(f"{SEED} {picture.name}")
     if len(captions) > captions_per_image:
         return rng.sample(captions, captions_per_image)
     return captions + rng.choices(captions, k=captions_per_image - len(captions))
@@ -238,8 +239,7 @@ def fingerprint_of(path):
 
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
-                       output_folder=".", max_len=50, *, seed=123, skip_bad=False, allow_shared_images=False,
-                       tokenizer=None):
+                       output_folder=".", max_len=50, *, skip_bad=False, allow_shared_images=False, tokenizer=None):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -250,7 +250,6 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param min_word_freq: a word seen less often in the training captions becomes ``<unk>``
     :param output_folder: where to write; made if need be
     :param max_len: captions with more words are left out, and so is an image that has only such ones
-    :param seed: for the choice of captions
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
     :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
@@ -284,7 +283,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
-    settings = [captions_per_image, min_word_freq, max_len, seed, SIDE, skip_bad]
+    settings = [captions_per_image, min_word_freq, max_len, SEED, SIDE, skip_bad]
     fingerprint = sha256([FORMAT_VERSION, "".join(digests), [picture.stamp for picture in pictures],
                           *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
@@ -311,7 +310,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         contents = {vocabulary: word_map}
         for split in SPLITS:
             chosen = [(maps[language], caption) for picture in kept[split] for language in paths
-                      for caption in choose_captions(picture, language, captions_per_image, seed)]
+                      for caption in choose_captions(picture, language, captions_per_image)]
             contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
             contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
         for path, content in contents.items():
@@ -358,7 +357,6 @@ def main(arguments=None):
     option("--min-word-freq", type=int, default=5, help="rarer words become <unk>; default: %(default)s")
     option("--output-folder", default=".", help="where to write; default: here")
     option("--max-len", type=int, default=50, help="longest caption, in words; default: %(default)s")
-    option("--seed", type=int, default=123, help="for the choice of captions; default: %(default)s")
     option("--skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
     option("--tokenizer", nargs="+", metavar="NAME",
