@@ -67,7 +67,8 @@ def load_model(path, device=None, encoder=None):
     :param device: where to put it; None takes the GPU if there is one
     :param encoder: the module that was passed to training, if one was
     :return: :class:`model.CaptionModel`
-    :raises ValueError: a file that is no checkpoint or does not fit this code
+    :raises ValueError: a file that is no checkpoint, or a setting of it that does not fit this code
+    :raises RuntimeError: the decoder or the encoder has other layers than the checkpoint
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     state = read_checkpoint(path, device)
@@ -76,10 +77,7 @@ def load_model(path, device=None, encoder=None):
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
     if state['encoder'] is not None:
         cfg['encoder_weights'] = None  # they come from the checkpoint
-    try:
-        model = build_model(cfg, state['word_map'], encoder)
-    except ValueError as error:  # it speaks of a setting, which is the checkpoint's
-        raise ValueError(f'{path} does not fit this code: {error}') from error
+    model = build_model(cfg, state['word_map'], encoder)
     restore_model(model, state, path)
     model.settings['encoder_weights'] = state['settings']['encoder_weights']
     model.history = state['history']
@@ -109,16 +107,13 @@ def load_models(folder, names, device=None):
 def restore_model(model, state, path):
     """Load the weights of a read checkpoint.
 
-    :raises ValueError: other layers, or another encoder than the checkpoint was trained with
+    :raises RuntimeError: other layers, in torch's own words
+    :raises ValueError: another encoder than the checkpoint was trained with
     """
-    try:
-        model.decoder.load_state_dict(state['decoder'])
-        if state['encoder'] is not None:
-            model.encoder.stages.load_state_dict(state['encoder'])
-            model.tuned = True
-    except RuntimeError as error:
-        raise ValueError(f'{path} does not fit the decoder or encoder of the settings: '
-                         f'{str(error).splitlines()[-1].strip()}') from error
+    model.decoder.load_state_dict(state['decoder'])
+    if state['encoder'] is not None:
+        model.encoder.stages.load_state_dict(state['encoder'])
+        model.tuned = True
     if encoder_digest(model.encoder) != state['encoder_digest']:
         raise ValueError(f'{path} was trained with other encoder weights than those loaded now: set encoder '
                          'and encoder_weights as they were')
