@@ -108,8 +108,13 @@ def restore_model(model, state, path):
     """Load the weights of a read checkpoint.
 
     :raises RuntimeError: other layers, in torch's own words
-    :raises ValueError: another encoder than the checkpoint was trained with
+    :raises ValueError: a checkpoint of another decoder, vocabulary or encoder
     """
+    if (was := decoder_name(state['settings'])) != model.name:
+        raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
+                         'decoder, or take another checkpoint')
+    if state['word_map'] != model.word_map:
+        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
     model.decoder.load_state_dict(state['decoder'])
     if state['encoder'] is not None:
         model.encoder.stages.load_state_dict(state['encoder'])
