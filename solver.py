@@ -114,7 +114,10 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
         if run.accelerator.is_main_process:
             if epoch == trained + 1:
                 move_aside(cfg)
-            save(run)
+            latest, best = checkpoint_paths(cfg)
+            improved = best_epoch(model.history) is model.history[-1]
+            save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
+            write_json(history_path(cfg), model.history)
         run.accelerator.wait_for_everyone()
     return model.history
 
@@ -322,12 +325,3 @@ def log_epoch(scores):
     printed |= {name: name.upper().replace('_', ' ') for name in (*own, scores['monitor']) if name not in printed}
     values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
     log(f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
-
-
-def save(run):
-    """Write the checkpoint of the latest epoch and the history, and the best checkpoint if that epoch is the best."""
-    model = run.model
-    latest, best = checkpoint_paths(model.settings)
-    improved = best_epoch(model.history) is model.history[-1]
-    save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
-    write_json(history_path(model.settings), model.history)
