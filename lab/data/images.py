@@ -80,13 +80,10 @@ def load_image(path):
 
     :param path: any format and colour mode that PIL reads
     :return: (3, SIDE, SIDE) uint8, RGB
-    :raises ImageFileError: the file is missing, truncated, too large or no image
+    :raises OSError: the file is missing
+    :raises ImageFileError: the file is truncated, too large or no image
     """
-    try:
-        content = Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise ImageFileError(f'{path}: this image cannot be read ({error.strerror})') from error
-    return squash(open_image(content, path))
+    return squash(open_image(Path(path).expanduser().read_bytes(), path))
 
 
 def open_images(path):

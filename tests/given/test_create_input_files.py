@@ -233,7 +233,7 @@ def test_no_image_and_decompression_bomb(tmp_path, monkeypatch):
     (tmp_path / "x.jpg").write_text("hello")
     save(noise(300, 400), tmp_path / "bomb.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    for match in ("x.jpg.*cannot be decoded", "y.jpg.*No such file", "bomb.png.*too many pixels"):
+    for match in ("x.jpg.*cannot be decoded", "bomb.png.*too many pixels"):
         with pytest.raises(ImageFileError, match=match):
             load_image(tmp_path / match.partition(".*")[0])
 
