@@ -228,7 +228,7 @@ def train_epoch(run, epoch):
         # asking for a value makes a GPU's queue run dry, so not after every batch
         if number % 10 == 0 or number == len(loader) - 1:
             if not math.isfinite(losses.avg):
-                raise FloatingPointError(f'the loss is {float(losses.val)} in epoch {epoch}, batch {number}: lower '
+                raise FloatingPointError(f'the loss is {float(losses.avg)} in epoch {epoch}, batch {number}: lower '
                                          'decoder_lr, or look for a division or logarithm in your decoder or loss')
             bar.set_postfix(loss=f'{losses.avg:.3f}', top5=f'{top5.avg:.1f}%')
     return averages(loss=losses, top5=top5)

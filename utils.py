@@ -137,13 +137,12 @@ def best_epoch(history):
 
 
 class AverageMeter:
-    """Keeps the latest value of a quantity and its running average, weighted by ``n``."""
+    """Keeps the running average of a quantity, weighted by ``n``."""
 
     def __init__(self):
-        self.val = self.sum = self.count = 0
+        self.sum = self.count = 0
 
     def update(self, val, n=1):
-        self.val = val
         self.sum += val * n
         self.count += n
 
