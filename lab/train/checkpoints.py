@@ -5,7 +5,6 @@ history, optimizers and random states. It holds no pickled modules and is read w
 """
 
 import hashlib
-import pickle
 import warnings
 from pathlib import Path
 
@@ -48,19 +47,17 @@ def save_checkpoint(paths, model, optimizer, scheduler):
 def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, a damaged one, or not a checkpoint of this lab"""
     path = Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f'there is no checkpoint {path}: train first, or correct the path')
     try:
         with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
             state = torch.load(path, map_location=device, weights_only=True)
-        if isinstance(state, dict) and state['format'] in READABLE:
-            return state
-        reason = 'it has another format'
-    except FileNotFoundError:
-        raise ValueError(f'there is no checkpoint {path}: train first, or correct the path') from None
-    except pickle.UnpicklingError:  # torch's own words recommend to load it all the same
-        reason = 'it holds something else than tensors and plain values'
-    except Exception as error:  # torch reports a damaged or foreign file in many ways
-        reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ""}'
-    raise ValueError(f'{path} is not a checkpoint of this lab ({reason}); train again or take another file')
+        readable = state['format'] in READABLE
+    except Exception:  # torch reports a damaged or foreign file in many ways, and recommends to load it all the same
+        readable = False
+    if not readable:
+        raise ValueError(f'{path} is damaged, or not a checkpoint of this lab: train again or take another file')
+    return state
 
 
 def load_model(path, device=None, encoder=None):
@@ -70,7 +67,8 @@ def load_model(path, device=None, encoder=None):
     :param device: where to put it; None takes the GPU if there is one
     :param encoder: the module that was passed to training, if one was
     :return: :class:`model.CaptionModel`
-    :raises ValueError: a file that is no checkpoint or does not fit this code
+    :raises ValueError: a file that is no checkpoint, or a setting of it that does not fit this code
+    :raises RuntimeError: the decoder or the encoder has other layers than the checkpoint
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     state = read_checkpoint(path, device)
@@ -79,10 +77,7 @@ def load_model(path, device=None, encoder=None):
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
     if state['encoder'] is not None:
         cfg['encoder_weights'] = None  # they come from the checkpoint
-    try:
-        model = build_model(cfg, state['word_map'], encoder)
-    except ValueError as error:  # it speaks of a setting, which is the checkpoint's
-        raise ValueError(f'{path} does not fit this code: {error}') from error
+    model = build_model(cfg, state['word_map'], encoder)
     restore_model(model, state, path)
     model.settings['encoder_weights'] = state['settings']['encoder_weights']
     model.history = state['history']
@@ -112,16 +107,18 @@ def load_models(folder, names, device=None):
 def restore_model(model, state, path):
     """Load the weights of a read checkpoint.
 
-    :raises ValueError: other layers, or another encoder than the checkpoint was trained with
+    :raises RuntimeError: other layers, in torch's own words
+    :raises ValueError: a checkpoint of another decoder, vocabulary or encoder
     """
-    try:
-        model.decoder.load_state_dict(state['decoder'])
-        if state['encoder'] is not None:
-            model.encoder.stages.load_state_dict(state['encoder'])
-            model.tuned = True
-    except RuntimeError as error:
-        raise ValueError(f'{path} does not fit the decoder or encoder of the settings: '
-                         f'{str(error).splitlines()[-1].strip()}') from error
+    if (was := decoder_name(state['settings'])) != model.name:
+        raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
+                         'decoder, or take another checkpoint')
+    if state['word_map'] != model.word_map:
+        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
+    model.decoder.load_state_dict(state['decoder'])
+    if state['encoder'] is not None:
+        model.encoder.stages.load_state_dict(state['encoder'])
+        model.tuned = True
     if encoder_digest(model.encoder) != state['encoder_digest']:
         raise ValueError(f'{path} was trained with other encoder weights than those loaded now: set encoder '
                          'and encoder_weights as they were')
