@@ -67,8 +67,7 @@ def load_model(path, device=None, encoder=None):
     :param device: where to put it; None takes the GPU if there is one
     :param encoder: the module that was passed to training, if one was
     :return: :class:`model.CaptionModel`
-    :raises ValueError: a file that is no checkpoint, or a setting of it that does not fit this code
-    :raises RuntimeError: the decoder or the encoder has other layers than the checkpoint
+    :raises ValueError: a file that is no checkpoint or does not fit this code
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     state = read_checkpoint(path, device)
@@ -77,7 +76,10 @@ def load_model(path, device=None, encoder=None):
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
     if state['encoder'] is not None:
         cfg['encoder_weights'] = None  # they come from the checkpoint
-    model = build_model(cfg, state['word_map'], encoder)
+    try:
+        model = build_model(cfg, state['word_map'], encoder)
+    except ValueError as error:  # it speaks of a setting, which is the checkpoint's
+        raise ValueError(f'{path} does not fit this code: {error}') from error
     restore_model(model, state, path)
     model.settings['encoder_weights'] = state['settings']['encoder_weights']
     model.history = state['history']
@@ -107,18 +109,21 @@ def load_models(folder, names, device=None):
 def restore_model(model, state, path):
     """Load the weights of a read checkpoint.
 
-    :raises RuntimeError: other layers, in torch's own words
-    :raises ValueError: a checkpoint of another decoder, vocabulary or encoder
+    :raises ValueError: a checkpoint of another decoder, vocabulary or encoder, or of other layers
     """
     if (was := decoder_name(state['settings'])) != model.name:
         raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
                          'decoder, or take another checkpoint')
     if state['word_map'] != model.word_map:
         raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
-    model.decoder.load_state_dict(state['decoder'])
-    if state['encoder'] is not None:
-        model.encoder.stages.load_state_dict(state['encoder'])
-        model.tuned = True
+    try:
+        model.decoder.load_state_dict(state['decoder'])
+        if state['encoder'] is not None:
+            model.encoder.stages.load_state_dict(state['encoder'])
+            model.tuned = True
+    except RuntimeError as error:
+        raise ValueError(f'{path} does not fit the decoder or encoder of the settings: '
+                         f'{str(error).splitlines()[-1].strip()}') from error
     if encoder_digest(model.encoder) != state['encoder_digest']:
         raise ValueError(f'{path} was trained with other encoder weights than those loaded now: set encoder '
                          'and encoder_weights as they were')

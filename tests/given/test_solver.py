@@ -333,7 +333,7 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
             (dict(fine_tune_encoder=True), 'fine_tune_encoder'), (dict(monitor='loss'), 'monitor'),
             (dict(encoded_image_size=2), 'encoded_image_size'), (dict(checkpoint=str(old)), 'start_from'),
             (dict(checkpoint=str(words)), 'vocabulary')):
-        with pytest.raises((ValueError, RuntimeError), match=hint):
+        with pytest.raises(ValueError, match=hint):
             train({**again, **change})
     with pytest.raises(ValueError, match='optimizer'):
         train(again, optimizer=torch.optim.SGD)
@@ -394,7 +394,7 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, optio
 @pytest.mark.parametrize(('decoder', 'error', 'hint'), [
     ('Mine', ValueError, 'my_decoder.MyDecoder'), ('os.path', ValueError, 'os.py'),
     ('../my_decoder.Mine', ValueError, 'no file'), ('my_decoder.Other', AttributeError, 'Other'),
-    ('my_decoder.Blind', ValueError, 'got 3'), ('my_decoder.Stuck', LookupError, 'a mistake in step')])
+    ('my_decoder.Blind', ValueError, '3 things.*alphas'), ('my_decoder.Stuck', LookupError, 'a mistake in step')])
 def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, tiny_cfg, decoder, error, hint):
     with pytest.raises(error, match=hint):
         train({**tiny_cfg, 'decoder': decoder})
