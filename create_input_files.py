@@ -40,7 +40,6 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,13 +47,14 @@ import h5py
 from tqdm import tqdm
 
 from lab.data import tokenizers
-from lab.data.images import ImageFileError, load_image, open_images
+from lab.data.images import SIDE, ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
 from utils import atomic_path, check_space, one_process_in
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
 FORMAT_VERSION = 2
+SEED = 123  # for the choice of captions
 AT_ONCE = 256  # pictures that are decoded before the next ones begin: so many wait in memory at most
 
 
@@ -146,6 +146,13 @@ def combine(first, *others):
     return first
 
 
+def refuse_bad(bad, pictures):
+    """:raises ValueError: some of these pictures cannot be used"""
+    if bad:
+        raise ValueError(f"{bad[0].file}: {bad[0].problem}; {len(bad)} of {len(pictures)} images cannot be used; "
+                         "correct this or leave them out with --skip-bad (skip_bad=True)")
+
+
 def refuse_shared(pictures):
     """:raises ValueError: a picture is in two splits"""
     split_of = {}
@@ -157,13 +164,13 @@ def refuse_shared(pictures):
                          "this with --allow-shared-images (allow_shared_images=True)")
 
 
-def choose_captions(picture, language, captions_per_image, seed):
+def choose_captions(picture, language, captions_per_image):
     """Choose exactly ``captions_per_image`` captions: a random sample, or all of them and random repeats.
 
-    The choice depends on the seed and the image alone, not on what other images there are.
+    The choice depends on the image alone, not on what other images there are.
     """
     captions = picture.usable[language]
-    rng = random.Random(f"{seed} {picture.name}")
+    rng = random.Random(f"{SEED} {picture.name}")
     if len(captions) > captions_per_image:
         return rng.sample(captions, captions_per_image)
     return captions + rng.choices(captions, k=captions_per_image - len(captions))
@@ -172,10 +179,10 @@ def choose_captions(picture, language, captions_per_image, seed):
 # --- Writing the files ---
 
 
-def decode(picture, image_size):
-    """:return: (3, image_size, image_size) uint8, or why the file of a ``Picture`` cannot be decoded"""
+def decode(picture):
+    """:return: (3, SIDE, SIDE) uint8, or why the file of a ``Picture`` cannot be decoded"""
     try:
-        return load_image(picture.file, image_size)
+        return load_image(picture.file)
     except ImageFileError as error:
         return str(error).removeprefix(f"{picture.file}: ")
 
@@ -186,43 +193,32 @@ def references_of(picture):
     return captions.get(None, captions)
 
 
-def write_images(path, pictures, image_size, attributes, workers, skip_bad):
-    """Write the HDF5 file of a split.
+def write_images(path, pictures, attributes):
+    """Write the HDF5 file of a split. Damaged pictures are left out; as many rows at the end of ``images`` stay empty.
 
     :param attributes: of the file, all but ``pictures``
-    :param workers: threads that decode
-    :param skip_bad: if some pictures turn out to be damaged, write the file once more without them
     :return: the pictures in it, and those that are damaged, with the reason as ``problem``: two lists
     """
-    damaged, shape = [], (3, image_size, image_size)
-    fingerprint = sha256([FORMAT_VERSION, shape, [(picture.name, picture.stamp) for picture in pictures]])
-    strings = {"references": [json.dumps(references_of(picture)) for picture in pictures],
-               "names": [picture.name for picture in pictures]}
-    with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor(workers) as pool,
+    whole, damaged = [], []
+    with (h5py.File(path, "w", locking=False) as file, ThreadPoolExecutor() as pool,
           tqdm(desc="decoding", unit="image", total=len(pictures)) as bar):
+        images = file.create_dataset("images", (len(pictures), 3, SIDE, SIDE), "uint8")
+        for start in range(0, len(pictures), AT_ONCE):
+            those = pictures[start:start + AT_ONCE]
+            for picture, found in zip(those, pool.map(decode, those), strict=True):
+                if isinstance(found, str):
+                    damaged.append(picture._replace(problem=found))
+                else:
+                    images[len(whole)] = found
+                    whole.append(picture)
+                bar.update()
+        fingerprint = sha256([FORMAT_VERSION, images.shape[1:], [(picture.name, picture.stamp) for picture in whole]])
         file.attrs.update({**attributes, "pictures": fingerprint})
+        strings = {"references": [json.dumps(references_of(picture)) for picture in whole],
+                   "names": [picture.name for picture in whole]}
         for name, values in strings.items():
             file.create_dataset(name, data=values, dtype=h5py.string_dtype())
-        images = file.create_dataset("images", (len(pictures), *shape), "uint8")
-        for start in range(0, len(pictures), AT_ONCE):
-            pixels = pool.map(partial(decode, image_size=image_size), pictures[start:start + AT_ONCE])
-            for row, found in enumerate(pixels, start):
-                if isinstance(found, str):
-                    damaged.append(pictures[row]._replace(problem=found))
-                else:
-                    images[row] = found
-                bar.update()
-    if not damaged:
-        return pictures, []
-    if not skip_bad:
-        raise ValueError(f"{damaged[0].file}: {damaged[0].problem}; {len(damaged)} of {len(pictures)} images are "
-                         "damaged; replace them or leave them out with --skip-bad (skip_bad=True)")
-    if len(damaged) == len(pictures):
-        raise ValueError(f"no image of the split {damaged[0].split} can be decoded: {damaged[0].problem}")
-    names = {picture.name for picture in damaged}
-    whole = [picture for picture in pictures if picture.name not in names]
-    whole, more = write_images(path, whole, image_size, attributes, workers, skip_bad)
-    return whole, damaged + more
+    return whole, damaged
 
 
 def fingerprint_of(path):
@@ -243,8 +239,7 @@ def fingerprint_of(path):
 
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
-                       output_folder=".", max_len=50, *, seed=123, workers=None, skip_bad=False, image_size=256,
-                       allow_shared_images=False, tokenizer=None):
+                       output_folder=".", max_len=50, *, skip_bad=False, allow_shared_images=False, tokenizer=None):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -255,17 +250,11 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param min_word_freq: a word seen less often in the training captions becomes ``<unk>``
     :param output_folder: where to write; made if need be
     :param max_len: captions with more words are left out, and so is an image that has only such ones
-    :param seed: for the choice of captions
-    :param workers: threads that decode; None takes a few more than there are CPU cores
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
-    :param image_size: side of the square images in pixels
     :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
         characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
-    :return: summary, dict with ``data_name`` (base) and ``already_there``: True when nothing had to be done. If it is
-        False, also ``splits`` (per split ``images``, ``captions``, ``captions_left_out``, ``images_left_out``),
-        ``vocab_size`` (special tokens included), ``special_tokens`` (how many), ``bad_images`` (list of {image, split,
-        reason}) and ``too_long_images`` (names of images without a caption of 1 to max_len words)
+    :return: base, which is the setting ``data_name`` of a training
     :raises ValueError: bad input, a picture in two splits
     :raises OSError: the JSON file cannot be read, the output folder cannot be written, too little disk space
     """
@@ -285,9 +274,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                           for language, path in paths.items()), strict=True)
     pictures = combine(*read)
     bad = [picture for picture in pictures if picture.problem]
-    if bad and not skip_bad:
-        raise ValueError(f"{bad[0].file}: {bad[0].problem}; {len(bad)} of {len(pictures)} images are missing, empty or "
-                         "without captions; correct this or leave them out with --skip-bad (skip_bad=True)")
+    if not skip_bad:
+        refuse_bad(bad, pictures)
     usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
     too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
     if not allow_shared_images:
@@ -295,73 +283,60 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
-    settings = [captions_per_image, min_word_freq, max_len, seed, image_size, skip_bad]
+    settings = [captions_per_image, min_word_freq, max_len, SEED, SIDE, skip_bad]
     fingerprint = sha256([FORMAT_VERSION, "".join(digests), [picture.stamp for picture in pictures],
                           *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
-    def is_complete():
-        return [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons)
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_process_in(folder), ExitStack() as stack:
+        for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
+            part.unlink()
+        if [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons):
+            print(f"{data_name} in {folder} (was already there)")
+            return data_name
+        check_space(folder, len(usable) * 3 * SIDE ** 2, "make room or choose another output folder")
+        # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
+        parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
+        attributes, kept = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}, {}
+        for split, whole in of_split.items():
+            kept[split], damaged = write_images(parts[images[split]], whole, attributes)
+            if not skip_bad:
+                refuse_bad(damaged, whole)
+            bad += damaged
+        words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
+                      for caption in those)  # too long as well
+        word_map = build_word_map(words_from, min_word_freq, languages)
+        maps = {language: in_language(word_map, language) for language in paths}
+        contents = {vocabulary: word_map}
+        for split in SPLITS:
+            chosen = [(maps[language], caption) for picture in kept[split] for language in paths
+                      for caption in choose_captions(picture, language, captions_per_image)]
+            contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
+            contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
+        for path, content in contents.items():
+            parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    print(f"{data_name} in {folder}")
+    print_counts(pictures, kept, attributes["captions_per_image"], word_map)
+    left_out = [f"{picture.name}: {picture.problem}" for picture in bad]
+    left_out += [f"{picture.name}: all its captions are too long or empty" for picture in too_long]
+    for line in left_out[:20] + [f"and {len(left_out) - 20} more"] * (len(left_out) > 20):
+        print(f"  left out: {line}")
+    return data_name
 
-    kept = {}
-    if not is_complete():
-        folder.mkdir(parents=True, exist_ok=True)
-        with one_process_in(folder), ExitStack() as stack:
-            for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
-                part.unlink()
-            if not is_complete():  # two notebooks may be started at once: the second finds the files of the first
-                check_space(folder, len(usable) * 3 * image_size ** 2, "make room or choose another output folder")
-                # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
-                parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
-                attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
-                for split, whole in of_split.items():
-                    kept[split], damaged = write_images(parts[images[split]], whole, image_size, attributes, workers,
-                                                        skip_bad)
-                    bad += damaged
-                words_from = (caption for picture in kept["TRAIN"] for those in picture.captions.values()
-                              for caption in those)  # too long as well
-                word_map = build_word_map(words_from, min_word_freq, languages)
-                maps = {language: in_language(word_map, language) for language in paths}
-                contents = {vocabulary: word_map}
-                for split in SPLITS:
-                    chosen = [(maps[language], caption) for picture in kept[split] for language in paths
-                              for caption in choose_captions(picture, language, captions_per_image, seed)]
-                    contents[captions[split]] = [encode_caption(caption, own, max_len) for own, caption in chosen]
-                    contents[lengths[split]] = [len(caption) + 2 for _, caption in chosen]
-                for path, content in contents.items():
-                    parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
-    summary = {"data_name": data_name, "already_there": not kept}
-    if kept:
-        summary |= {"splits": {}, "vocab_size": len(word_map), "special_tokens": sum(map(is_special, word_map)),
-                    "too_long_images": [picture.name for picture in too_long],
-                    "bad_images": [{"image": picture.name, "split": picture.split, "reason": picture.problem}
-                                   for picture in bad]}
+def print_counts(pictures, kept, captions_per_image, word_map):
+    """
+    :param pictures: all of the JSON; ``kept``: dict split -> those in its files
+    """
     for split, whole in kept.items():
-        unusable = [picture for picture in too_long if picture.split == split]
-        summary["splits"][split] = {
-            "images": len(whole), "captions": len(whole) * captions_per_image * len(paths),
-            "captions_left_out": sum(len(picture.captions[language]) - len(picture.usable[language])
-                                     for picture in whole + unusable for language in paths),
-            "images_left_out": len(unusable) + sum(picture.split == split for picture in bad)}
-    print_summary(summary, folder)
-    return summary
-
-
-def print_summary(summary, folder):
-    if summary["already_there"]:
-        print(f"{summary['data_name']} in {folder} (was already there)")
-        return
-    print(f"{summary['data_name']} in {folder}")
-    for name, count in summary["splits"].items():
-        print(f"  {name:5} {count['images']:7} images {count['captions']:7} captions; left out: "
-              f"{count['images_left_out']} images, {count['captions_left_out']} captions (too long or empty)")
-    size, special = summary["vocab_size"], summary["special_tokens"]
+        of_split = [picture for picture in pictures if picture.split == split]
+        captions = sum(len(those) - len(picture.usable[language]) for picture in of_split
+                       for language, those in picture.captions.items())
+        print(f"  {split:5} {len(whole):7} images {len(whole) * captions_per_image:7} captions; left out: "
+              f"{len(of_split) - len(whole)} images, {captions} captions (too long or empty)")
+    size, special = len(word_map), sum(map(is_special, word_map))
     hint = "; every word is <unk>, lower min_word_freq" if size == special else ""
     print(f"  vocabulary: {size} entries, {special} of them special tokens{hint}")
-    lines = [f"{bad['image']}: {bad['reason']}" for bad in summary["bad_images"]]
-    lines += [f"{name}: all its captions are too long or empty" for name in summary["too_long_images"]]
-    for line in lines[:20] + [f"and {len(lines) - 20} more"] * (len(lines) > 20):
-        print(f"  left out: {line}")
 
 
 def of_languages(texts):
@@ -382,8 +357,6 @@ def main(arguments=None):
     option("--min-word-freq", type=int, default=5, help="rarer words become <unk>; default: %(default)s")
     option("--output-folder", default=".", help="where to write; default: here")
     option("--max-len", type=int, default=50, help="longest caption, in words; default: %(default)s")
-    option("--seed", type=int, default=123, help="for the choice of captions; default: %(default)s")
-    option("--workers", type=int, help="threads that decode; default: a few more than there are CPU cores")
     option("--skip-bad", action="store_true",
            help="leave bad images out instead of stopping: missing, empty, damaged or without captions")
     option("--tokenizer", nargs="+", metavar="NAME",

@@ -41,7 +41,7 @@ class CaptionDataset(Dataset):
             raise ValueError(f"split is {split!r}; it must be 'TRAIN', 'VAL' or 'TEST'")
         folder = Path(data_folder).expanduser()
         self.split = split
-        self.images_path = self.path_of_images(folder, data_name, split)
+        self.images_path = folder / f'{split}_IMAGES_{data_name}.hdf5'
         paths = [self.images_path] + [folder / f'{split}_{kind}_{data_name}.json' for kind in ('CAPTIONS', 'CAPLENS')]
         for path in paths:
             if not path.exists():
@@ -68,11 +68,6 @@ class CaptionDataset(Dataset):
 
     def __len__(self):
         return len(self.captions)
-
-    @staticmethod
-    def path_of_images(data_folder, data_name, split):
-        """:return: path of a split's HDF5 file of images, whether or not it is there"""
-        return Path(data_folder).expanduser() / f'{split}_IMAGES_{data_name}.hdf5'
 
     @property
     def references(self):
@@ -180,7 +175,7 @@ def content_digest(data_folder, data_name, split):
     folder, digest = Path(data_folder).expanduser(), hashlib.sha256()
     for part in ('WORDMAP', f'{split}_CAPTIONS', f'{split}_CAPLENS'):
         digest.update((folder / f'{part}_{data_name}.json').read_bytes())
-    with open_images(CaptionDataset.path_of_images(folder, data_name, split)) as file:
+    with open_images(folder / f'{split}_IMAGES_{data_name}.hdf5') as file:
         for key in ('names', 'references'):
             digest.update(json.dumps(file[key].asstr()[:].tolist()).encode())
     return digest.hexdigest()[:16]

@@ -24,7 +24,7 @@ from lab.decode.metrics import bleu, greedy_scores, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, history_path, save_checkpoint
-from lab.train.devices import accelerator_for, averages, log, own_device, progress_bar
+from lab.train.devices import accelerator_for, averages, log, progress_bar
 from lab.train.features import caption_dataset
 from lab.train.model import CaptionModel, build_model
 from lab.train.resume import fingerprints, move_aside, resume, start_from
@@ -114,7 +114,10 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
         if run.accelerator.is_main_process:
             if epoch == trained + 1:
                 move_aside(cfg)
-            save(run)
+            latest, best = checkpoint_paths(cfg)
+            improved = best_epoch(model.history) is model.history[-1]
+            save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
+            write_json(history_path(cfg), model.history)
         run.accelerator.wait_for_everyone()
     return model.history
 
@@ -127,7 +130,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     """
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
     accelerator = accelerator_for(cfg)
-    cfg['device'] = own_device(cfg['device'])
+    cfg['device'] = str(accelerator.device)  # of several GPUs the one of this process
     set_seed(cfg['seed'])
     word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
     model = build_model(cfg, word_map, encoder)
@@ -225,7 +228,7 @@ def train_epoch(run, epoch):
         # asking for a value makes a GPU's queue run dry, so not after every batch
         if number % 10 == 0 or number == len(loader) - 1:
             if not math.isfinite(losses.avg):
-                raise FloatingPointError(f'the loss is {float(losses.val)} in epoch {epoch}, batch {number}: lower '
+                raise FloatingPointError(f'the loss is {float(losses.avg)} in epoch {epoch}, batch {number}: lower '
                                          'decoder_lr, or look for a division or logarithm in your decoder or loss')
             bar.set_postfix(loss=f'{losses.avg:.3f}', top5=f'{top5.avg:.1f}%')
     return averages(loss=losses, top5=top5)
@@ -322,12 +325,3 @@ def log_epoch(scores):
     printed |= {name: name.upper().replace('_', ' ') for name in (*own, scores['monitor']) if name not in printed}
     values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
     log(f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")
-
-
-def save(run):
-    """Write the checkpoint of the latest epoch and the history, and the best checkpoint if that epoch is the best."""
-    model = run.model
-    latest, best = checkpoint_paths(model.settings)
-    improved = best_epoch(model.history) is model.history[-1]
-    save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
-    write_json(history_path(model.settings), model.history)

@@ -28,11 +28,10 @@ def atomic_path(path):
     try:
         yield temporary
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        reason = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it behind its own
-        if getattr(reason, 'errno', None) not in (errno.ENOSPC, errno.EDQUOT):
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(f'{path} cannot be written ({reason.strerror}): make room on the disk and run this again; an '
+        raise OSError(f'{path} cannot be written ({error.strerror}): make room on the disk and run this again; an '
                       'older file of this name is unchanged') from error
     finally:
         with suppress(OSError):  # after an error, otherwise it is not there any more
@@ -138,13 +137,12 @@ def best_epoch(history):
 
 
 class AverageMeter:
-    """Keeps the latest value of a quantity and its running average, weighted by ``n``."""
+    """Keeps the running average of a quantity, weighted by ``n``."""
 
     def __init__(self):
-        self.val = self.sum = self.count = 0
+        self.sum = self.count = 0
 
     def update(self, val, n=1):
-        self.val = val
         self.sum += val * n
         self.count += n
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from instructor.cut import TITLE
 
-NO_WORDS = re.compile(r'`[^`]*`|\$[^$]*\$|\]\([^)]*\)|\{\{.*?\}\}|https?://\S+')
+NO_WORDS = re.compile(r'`[^`]*`|\$[^$]*\$|\]\([^)]*\)|\{\{.*?\}\}|https?://\S+|</?details>')
 PIECE = re.compile(r"""([fF]?)('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")  # of a string
 PLACE = re.compile(r'(\{\{|\}\}|\{(?:[^{}]|\{[^{}]*\})+\})')  # in an f-string
 
@@ -99,7 +99,8 @@ def of_a_bar(node):
 
 
 def strings(node, whole, of_checks):
-    """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with.
+    """Strings in a tree that read like sentences, but for keys, patterns, and what something is compared with. What
+    ``print`` prints, or an ``if`` chooses for it, is read even if it is one word.
 
     :param whole: function node -> what it says
     :param of_checks: ``answer.same('h in training')`` names an array; a word that an ``if`` chooses is one to read,
@@ -119,6 +120,12 @@ def strings(node, whole, of_checks):
             words = words + [part for header in words if isinstance(header, ast.List) for part in ast.walk(header)]
         case ast.IfExp() if of_checks:
             words = [node.body, node.orelse]
+        case ast.Call(func=ast.Name(id='print')):
+            printed = [part for argument in node.args for part in (
+                [argument.body, argument.orelse] if isinstance(argument, ast.IfExp) else [argument])]
+            read = [part for part in printed
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str) and has_words(part.value)]
+            return read + [found for part in printed if part not in read for found in strings(part, whole, of_checks)]
         case ast.keyword() if of_a_bar(node):
             return [node.value]
     words = [part for part in words

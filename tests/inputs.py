@@ -130,7 +130,6 @@ class Layers:
                 shapes |= {f'attention.{name}': shape for name, shape in self.shapes['attention'].items()}
         return made, shapes
 
-
     def resized(self, inputs, other):
         """The same layers for other inputs than those, which have a size of its own for each dimension."""
         sizes = {getattr(inputs, name): getattr(other, name) for name in (
@@ -259,7 +258,8 @@ def ask_dropout(inputs, kind, made):
     """Everything is dropped."""
     tensors, calls = ask_step(inputs, kind, made)
     step = {**calls[0], 'random_numbers': None}
-    return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'}, {**step, 'name': ' once more'}], 1.0
+    return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'},
+                     {**step, 'name': ' in training once more'}], 1.0
 
 
 def ask_rate(inputs, kind, made):

@@ -272,15 +272,16 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
             extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor]) if made_before is None else made_before}
             inputs[f'keys {tensor}'] = extra['keys']
         values = as_list(function(*given, **extra), outputs)
-    tuples = [f'a tuple as {name}' for name, value in zip(outputs, values, strict=False) if isinstance(value, tuple)]
+    tuples = [f"a tuple as '{name}'" for name, value in zip(outputs, values, strict=False) if isinstance(value, tuple)]
+    promised = f'{method} must give back {", ".join(outputs)}, {len(outputs)} values'
     if len(values) != len(outputs) or tuples:
-        raise TypeError(f'{method} must give back {", ".join(outputs)}, {len(outputs)} values, none of them a tuple; '
+        raise TypeError(f'{promised}, none of them a tuple; '
                         f'it gave {"".join(tuples[:1]) or len(values) or "nothing (is the return missing?)"}')
     if gradient is not None:
         used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=False) if inputs[arg].requires_grad}
         own = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
         return gradients(values, {**used, **own}, name)
-    arrays = {key + name: as_array(value, key) for key, value in zip(outputs, values, strict=True)}
+    arrays = {key + name: as_array(value, key, promised) for key, value in zip(outputs, values, strict=True)}
     if random_numbers:
         arrays[f'random numbers after it{name}'] = np.array(
             [torch.rand(()).item(), random.random(), np.random.random()], dtype=np.float32)
@@ -295,11 +296,11 @@ def seed(number):
     np.random.seed(number)
 
 
-def as_array(value, name):
+def as_array(value, name, promised=''):
     if name == 'decode_lengths' and isinstance(value, (tuple, list)):
         value = torch.tensor(value)
     if not torch.is_tensor(value):
-        raise TypeError(f"'{name}' must be a tensor, not '{type(value).__name__}'")
+        raise TypeError(f"'{name}' must be a tensor, not '{type(value).__name__}': {promised}, in this order")
     if value.layout != torch.strided or not value.is_floating_point() and value.dtype != torch.long:
         raise TypeError(f"'{name}' must be a dense tensor of float or torch.long, not {value.layout}, {value.dtype}")
     return value.detach().cpu().numpy()

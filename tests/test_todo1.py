@@ -19,7 +19,8 @@ def test_first_state_reads_the_picture(lab):
                 rule='the result of a picture does not depend on how many there are, or how many cells they have')
     answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
     answer.same('h in training', 'c in training', shape='batch_size, decoder_dim', cause=(
-        'self.bn is in eval() in training too' if same(answer['h in training'], answer.expected['h'][1]) else ''),
+        'self.bn is in eval() in training, too: self.bn.eval() or self.eval() is called'
+        if same(answer['h in training'], answer['h after training']) else ''),
         rule='in training self.bn takes mean and variance of the batch; dropout comes later, before fc')
     lab('plain_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
 
@@ -38,11 +39,14 @@ def test_one_step(lab):
     answer.same('h', shape='batch_size, decoder_dim',
                 rule='the LSTM reads the words, from the state that one_step is given')
     answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
-    answer.same('predictions', shape='batch_size, vocab_size', rule='fc reads the new h; no softmax, the loss has it')
+    answer.same('predictions', shape='batch_size, vocab_size',
+                rule='fc reads the new h, and nothing comes after fc: the loss has the softmax')
     check_not_seeded(answer)
     for call in (' once more', ' of one caption', ' in training', ' of large numbers'):
-        answer.same(f'predictions{call}', f'h{call}', f'c{call}',
-                    rule='the result does not depend on calls before, on other captions, the mode or large numbers')
+        answer.same(f'predictions{call}', f'h{call}', f'c{call}', rule=(
+            'with dropout=0 training makes no difference: nn.Dropout gets the parameter dropout'
+            if call == ' in training' else
+            'the result does not depend on calls before, other captions or large numbers'))
     lab('plain_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'h', 'c')),
                                  cause='only small sizes work')
 

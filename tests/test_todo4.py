@@ -29,9 +29,10 @@ def test_one_step(lab):
     answer.same('alpha', shape='batch_size, num_pixels',
                 rule='alpha is what self.attention(encoder_out, h) returns, with the old h')
     answer.same('h', shape='batch_size, decoder_dim',
-                rule='decode_step reads [embeddings; beta * z] in this order, from (h, c); beta is a sigmoid')
+                rule='decode_step reads [embeddings; beta * z] from (h, c); beta is a sigmoid, one number per channel')
     answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
-    answer.same('predictions', shape='batch_size, vocab_size', rule='fc reads the new h; no softmax, the loss has it')
+    answer.same('predictions', shape='batch_size, vocab_size',
+                rule='fc reads the new h, and nothing comes after fc: the loss has the softmax')
     check_not_seeded(answer)
     calls = [' once more', ' of one caption', ' in training', ' with more cells', ' of large numbers']
     if takes_keys(answer):
@@ -39,7 +40,9 @@ def test_one_step(lab):
     for call in calls:
         answer.same(*(f'{name}{call}' for name in ('predictions', 'alpha', 'h', 'c')),
                     rule='keys go on to self.attention; all else stays as it is' if 'keys' in call else
-                    'the result does not depend on calls before, other captions, the mode, the grid or large numbers')
+                    'with dropout=0 training makes no difference: nn.Dropout gets the parameter dropout'
+                    if call == ' in training' else
+                    'the result does not depend on calls before, other captions, the grid or large numbers')
     lab('attentive_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
                                      cause='only small sizes work')
 

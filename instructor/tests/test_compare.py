@@ -15,7 +15,7 @@ from tests.given.programs import path_without_programs
 def test_another_data_set(tmp_path):
     generate_shapes(tmp_path / 'data', train=24, val=6, test=6)
     name = create_input_files('own', tmp_path / 'data/dataset_shapes.json', tmp_path / 'data', min_word_freq=1,
-                              output_folder=tmp_path / 'data')['data_name']
+                              output_folder=tmp_path / 'data')
     (tmp_path / 'settings.json').write_text(json.dumps(dict(
         data=None, split='VAL', runs={'plain': dict(attention=False), 'attentive': {}}, seeds=[3], shown=[0, 5],
         cfg=dict(data_folder=str(tmp_path / 'data'), data_name=name, epochs=1, encoder='shapes_cnn',

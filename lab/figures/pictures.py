@@ -1,20 +1,8 @@
 """Sheets of pictures with their captions."""
 
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 
-from lab.data.images import open_images
 from lab.figures.style import WIDTH, drawable
-
-
-def load_images(path, numbers):
-    """
-    :return: list of (H, W, 3) uint8 pictures of an IMAGES file of ``create_input_files``
-    :raises ValueError: a file that cannot be read
-    """
-    with open_images(Path(path).expanduser()) as file:
-        return [file['images'][number].transpose(1, 2, 0) for number in numbers]
 
 
 def plot_captions(images, titles, columns=3):

@@ -5,7 +5,6 @@ history, optimizers and random states. It holds no pickled modules and is read w
 """
 
 import hashlib
-import pickle
 import warnings
 from pathlib import Path
 
@@ -49,21 +48,19 @@ def save_checkpoint(paths, model, optimizer, scheduler):
 def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, a damaged one, or not a checkpoint of this lab"""
     path = Path(path).expanduser()
+    if not path.exists():
+        raise ValueError(f'there is no checkpoint {path}: train first, or correct the path')
     if path.suffix == PHOTOS.suffix:
         return unpack(path, device)
     try:
         with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
             state = torch.load(path, map_location=device, weights_only=True)
-        if isinstance(state, dict) and state['format'] in READABLE:
-            return state
-        reason = 'it has another format'
-    except FileNotFoundError:
-        raise ValueError(f'there is no checkpoint {path}: train first, or correct the path') from None
-    except pickle.UnpicklingError:  # torch's own words recommend to load it all the same
-        reason = 'it holds something else than tensors and plain values'
-    except Exception as error:  # torch reports a damaged or foreign file in many ways
-        reason = f'{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ""}'
-    raise ValueError(f'{path} is not a checkpoint of this lab ({reason}); train again or take another file')
+        readable = state['format'] in READABLE
+    except Exception:  # torch reports a damaged or foreign file in many ways, and recommends to load it all the same
+        readable = False
+    if not readable:
+        raise ValueError(f'{path} is damaged, or not a checkpoint of this lab: train again or take another file')
+    return state
 
 
 def load_model(path, device=None, encoder=None):
@@ -119,8 +116,13 @@ def load_models(folder, names, device=None):
 def restore_model(model, state, path):
     """Load the weights of a read checkpoint.
 
-    :raises ValueError: other layers, or another encoder than the checkpoint was trained with
+    :raises ValueError: a checkpoint of another decoder, vocabulary or encoder, or of other layers
     """
+    if (was := decoder_name(state['settings'])) != model.name:
+        raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
+                         'decoder, or take another checkpoint')
+    if state['word_map'] != model.word_map:
+        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
     try:
         model.decoder.load_state_dict(state['decoder'])
         if state['encoder'] is not None:

@@ -33,15 +33,6 @@ def accelerator_for(cfg):
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))])
 
 
-def own_device(device):
-    """The device of this process: its own GPU if there are several, else the one that is asked for.
-
-    :param device: 'cpu', 'cuda', 'cuda:1', ...
-    """
-    state = PartialState()
-    return str(state.device) if state.num_processes > 1 and state.device.type == 'cuda' else device
-
-
 def progress_bar(*args, **options):
     """A tqdm bar, in the main process only. There, ``TQDM_DISABLE=1`` in the environment turns it off."""
     return tqdm(*args, **options) if PartialState().is_main_process else tqdm(*args, **{**options, 'disable': True})

@@ -217,33 +217,27 @@ def difference(decoder, encoder_out, encoded_captions, caption_lengths):
     gradients of every parameter. Dropout is random, and the two draw in another order; so every ``nn.Dropout`` of the
     copy computes x / 2 + 1 in training, which shows wherever it is used.
     """
+    decoder = copy.deepcopy(decoder).requires_grad_()
+    for module in decoder.modules():
+        if isinstance(module, nn.Dropout):
+            module.forward = lambda x, module=module: x / 2 + 1 if module.training else x
+            module.p = 0.5  # who takes it from there draws
     batch = encoder_out.detach(), encoded_captions, caption_lengths
     try:
         # cuDNN's LSTM would round to TF32, the cells of a loop do not
         with (torch.enable_grad(), torch.random.fork_rng(),
               torch.backends.cudnn.flags(enabled=True, allow_tf32=False)):
-            return _difference(copy.deepcopy(decoder).requires_grad_(), batch)
-    except Exception as error:  # another number of results, a method that stops, ...
+            for training in (True, False):
+                decoder.train(training)
+                expected = _results(fast_forward, decoder, batch)
+                results = _results(type(decoder).forward, decoder, batch)
+                if results.keys() != expected.keys():
+                    return 'its forward returns another number of results'
+                for name, values in expected.items():
+                    if not close(results[name], values):
+                        return f'its {name}{"" if training else " in eval()"} are others'
+    except Exception as error:  # another layer, another number of results, a method that stops, ...
         return f'{type(error).__name__}: {error}'.splitlines()[0]
-
-
-def _difference(decoder, batch):
-    for module in decoder.modules():
-        if isinstance(module, nn.Dropout):
-            module.forward = lambda x, module=module: x / 2 + 1 if module.training else x
-            module.p = 0.5  # who takes it from there draws
-    for training in (True, False):
-        decoder.train(training)
-        try:
-            expected = _results(fast_forward, decoder, batch)
-        except (TypeError, AttributeError):
-            return 'its layers are not those that the TODOs ask for'
-        results = _results(type(decoder).forward, decoder, batch)
-        if results.keys() != expected.keys():
-            return 'its forward returns another number of results'
-        for name, values in expected.items():
-            if not close(results[name], values):
-                return f'its {name}{"" if training else " in eval()"} are others'
     return None
 
 

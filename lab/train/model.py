@@ -3,7 +3,6 @@
 import copy
 import importlib
 import inspect
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -59,6 +58,7 @@ class CaptionModel(nn.Module):
     def __init__(self, encoder, decoder, word_map, settings):
         super().__init__()
         self.encoder, self.decoder, self.word_map, self.settings = encoder, decoder, word_map, settings
+        self._words = {index: word for word, index in word_map.items()}
         self.history, self.fingerprints, self.tuned, self.fast, self.language = [], {}, False, False, None
 
     @property
@@ -78,10 +78,6 @@ class CaptionModel(nn.Module):
             models.append(copy.copy(self))
             models[-1].language = language
         return models
-
-    @cached_property
-    def _words(self):
-        return {index: word for word, index in self.word_map.items()}
 
     def words(self, indices):
         """Word indices to words."""

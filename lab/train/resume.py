@@ -7,14 +7,7 @@ from pathlib import Path
 import torch
 
 from datasets import content_digest
-from lab.train.checkpoints import (
-    FORMAT,
-    checkpoint_paths,
-    file_digest,
-    history_path,
-    read_checkpoint,
-    restore_model,
-)
+from lab.train.checkpoints import FORMAT, checkpoint_paths, file_digest, read_checkpoint, restore_model
 from lab.train.devices import log
 from lab.train.model import decoder_name
 from lab.train.source import code_digest, function_digest
@@ -27,7 +20,6 @@ def start_from(model, path):
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
     state, cfg = read_checkpoint(path), model.settings
-    check_fits(model, state, path)
     if cfg['word_vectors'] and not state['settings'].get('word_vectors'):
         raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
                          'starts, was trained without: give the file to that training, or leave the setting out here')
@@ -35,15 +27,6 @@ def start_from(model, path):
     last = state['history'][-1]
     log(f"Starting from the weights of {path}: greedy BLEU-4 {last['val_greedy_bleu4']:.3f}, CIDEr "
         f"{last['val_greedy_cider']:.3f} on validation.")
-
-
-def check_fits(model, state, path):
-    """:raises ValueError: a checkpoint of another decoder or vocabulary"""
-    if (was := decoder_name(state['settings'])) != model.name:
-        raise ValueError(f'{path} holds the decoder {was}, and the settings say {model.name}: change attention or '
-                         'decoder, or take another checkpoint')
-    if state['word_map'] != model.word_map:
-        raise ValueError(f"{path} was trained with another vocabulary than {model.settings['data_name']} has")
 
 
 def resume(model, optimizer, path):
@@ -59,7 +42,7 @@ def resume(model, optimizer, path):
     if state['format'] != FORMAT:
         raise ValueError(f'{path} was written by an older version of this lab: begin a second training from its '
                          'weights (start_from)')
-    check_fits(model, state, path)
+    restore_model(model, state, path)
     for name in ('self_critical', 'monitor', 'fine_tune_encoder', 'decoder_options', 'encoded_image_size'):
         if cfg[name] != before[name]:
             raise ValueError(f'{path} was trained with {name}={before[name]!r}, and the settings say {cfg[name]!r}: '
@@ -68,7 +51,6 @@ def resume(model, optimizer, path):
         optimizer.param_groups[0], state['optimizer']['param_groups'][0]))
     if options != before_options:
         raise ValueError(f'{path} was trained with another optimizer: pass that one as optimizer=...')
-    restore_model(model, state, path)
     optimizer.load_state_dict(state['optimizer'])
     for group in optimizer.param_groups:
         key = f"{group['name']}_lr"
@@ -110,11 +92,7 @@ def move_aside(cfg):
         return
     _, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
-    scores = (best.with_name(f'{split}_{name}.json') for split in ('test', 'val'))
-    # the only one with the data set's name in its own: another data set's is of another training, too
-    latest = sorted(best.parent.glob(f'checkpoint_*_{name}.pth.tar'))
-    files = [*latest, *(path for path in (best, history_path(cfg), *scores) if path.exists())]
-    if files:
+    if files := sorted(best.parent.glob(f'*_{name}.*')):  # checkpoints, history and scores
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()
         for path in files:

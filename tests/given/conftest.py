@@ -68,8 +68,8 @@ def tiny_data(tmp_path_factory):
     """Settings that find a prepared set of 24 + 6 + 6 pictures."""
     folder = tmp_path_factory.mktemp('tiny')
     json_path = generate_shapes(folder, train=24, val=6, test=6)
-    summary = create_input_files('shapes', json_path, folder, min_word_freq=1, output_folder=folder, workers=1)
-    return dict(data_folder=str(folder), data_name=summary['data_name'])
+    name = create_input_files('shapes', json_path, folder, min_word_freq=1, output_folder=folder)
+    return dict(data_folder=str(folder), data_name=name)
 
 
 @pytest.fixture(scope='session')

@@ -46,9 +46,8 @@ def chinese(tmp_path_factory):
 
 def prepare(folder, output, tokenizer):
     """:return: ``data_folder`` and ``data_name`` of the ten files"""
-    summary = create_input_files('chinese', folder / 'dataset_chinese.json', folder, 5, 1, output, workers=1,
-                                 tokenizer=tokenizer)
-    return dict(data_folder=str(output), data_name=summary['data_name'])
+    name = create_input_files('chinese', folder / 'dataset_chinese.json', folder, 5, 1, output, tokenizer=tokenizer)
+    return dict(data_folder=str(output), data_name=name)
 
 
 def test_from_the_files_to_a_caption(chinese, tiny_cfg, tmp_path):
@@ -97,9 +96,8 @@ def test_each_tokenizer_makes_files_of_its_own(chinese, tmp_path):
 def both(chinese):
     """A data set in English and Chinese."""
     jsons = dict(en=chinese / 'dataset_shapes.json', zh=chinese / 'dataset_chinese.json')
-    summary = create_input_files('both', jsons, chinese, 2, 1, chinese / 'both', workers=1,
-                                 tokenizer=dict(zh='characters'))
-    return dict(data_folder=str(chinese / 'both'), data_name=summary['data_name'])
+    name = create_input_files('both', jsons, chinese, 2, 1, chinese / 'both', tokenizer=dict(zh='characters'))
+    return dict(data_folder=str(chinese / 'both'), data_name=name)
 
 
 @pytest.fixture(scope='module')

@@ -170,8 +170,7 @@ def test_other_settings_train_again(again, compared, run, expected):
 def test_other_pictures_under_the_same_names(again, cfg, compared, tmp_path, train, test, expected):
     """Training pictures are trained on again, those of the test are captioned again; another folder does not matter."""
     json_path = generate_shapes(tmp_path / 'data', train=train, val=6, test=test)
-    create_input_files('shapes', json_path, tmp_path / 'data', min_word_freq=1, output_folder=tmp_path / 'data',
-                       workers=1)
+    create_input_files('shapes', json_path, tmp_path / 'data', min_word_freq=1, output_folder=tmp_path / 'data')
     trained, results = again(changes=dict(data_folder=str(tmp_path / 'data')))
     assert trained == expected and [len(result['seeds'][0]['captions']) for result in results] == [test] * len(RUNS)
     assert (written(tmp_path / 'runs') == written(compared[0])) == ((train, test) == (24, 6))

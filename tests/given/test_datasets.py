@@ -75,7 +75,7 @@ def test_words_that_speak_of_a_side():
 
 @pytest.mark.parametrize('content', [b'', b'version https://git-lfs.github.com/spec/v1\n', None])
 def test_an_hdf5_file_that_cannot_be_read_is_named(copied, content):
-    path = CaptionDataset.path_of_images(*copied, 'VAL')
+    path = copied[0] / f'VAL_IMAGES_{copied[1]}.hdf5'
     path.write_bytes(path.read_bytes()[:5000] if content is None else content)
     with pytest.raises(ValueError, match=f'{path.name} cannot be read'):
         CaptionDataset(*copied, 'VAL')

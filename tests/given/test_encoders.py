@@ -8,7 +8,6 @@ import torch
 import torchvision
 from torch import nn
 
-from lab.data import encoders
 from models import Encoder
 
 
@@ -127,17 +126,6 @@ def test_weights_from_a_file(tmp_path):
     torch.save(model.state_dict(), tmp_path / 'weights.pth')
     found = Encoder('resnet18', weights=str(tmp_path / 'weights.pth')).stages[0].weight
     assert torch.equal(found, model.conv1.weight)
-
-
-@pytest.mark.parametrize(('name', 'content'), [
-    ('resnet18', None), ('shapes_cnn', b''), ('shapes_cnn', b'version https://git-lfs'),
-    ('efficientnet_lite0', encoders.SHAPES_CNN_WEIGHTS.read_bytes()[:20000]),
-    ('resnet18', encoders.SHAPES_CNN_WEIGHTS.read_bytes())], ids=['missing', 'empty', 'pointer', 'cut', 'of another'])
-def test_weights_file_that_cannot_be_read_is_named(tmp_path, name, content):
-    if content is not None:
-        (tmp_path / 'weights.pth').write_bytes(content)
-    with pytest.raises(ValueError, match=f'{tmp_path}/weights.pth.*delete'):
-        make(name, weights=str(tmp_path / 'weights.pth'))
 
 
 def test_weights_that_cannot_be_downloaded_or_were_cut(tmp_path, monkeypatch):

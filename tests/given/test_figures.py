@@ -3,7 +3,6 @@
 import json
 import warnings
 
-import h5py
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
@@ -210,15 +209,6 @@ def test_attention_that_is_no_number_is_refused():
 
 
 # --- Pictures and texts ---
-
-
-def test_pictures_of_a_data_set(tmp_path):
-    path = tmp_path / 'TEST_IMAGES_set.hdf5'
-    with pytest.raises(ValueError, match='TEST_IMAGES_set.hdf5'):
-        figures.load_images(path, [0])
-    with h5py.File(path, 'w') as file:
-        file['images'] = np.arange(2 * 3 * 4 * 4, dtype=np.uint8).reshape(2, 3, 4, 4)
-    assert figures.load_images(path, [1])[0][2, 3].tolist() == [48 + 11, 48 + 27, 48 + 43]
 
 
 def test_captions():
