@@ -143,10 +143,19 @@ def test_a_file_as_ipywidgets_7_gives_it():
 # --- The page ---
 
 
-def test_without_a_trained_model_the_page_says_so(tmp_path, monkeypatch):
+def test_the_model_of_photos_stands_behind_ones_own(models):
+    assert list(app.with_photos(models)) == [*models, 'photos_en', 'photos_zh']
+
+
+def test_without_any_model_the_page_says_what_to_do(tmp_path, monkeypatch, capsys):
+    def open_todo(self, *args, **kwargs):
+        raise NotImplementedError('TODO 4 is still to do')
+
+    monkeypatch.setattr('models.DecoderWithAttention.__init__', open_todo)
     monkeypatch.setattr('sys.argv', ['app', str(tmp_path)])
     with pytest.raises(SystemExit, match='train_rnn.ipynb'):
         app.main()
+    assert 'TODO 4' in capsys.readouterr().out
 
 
 @pytest.fixture
