@@ -28,10 +28,11 @@ def atomic_path(path):
     try:
         yield temporary
         os.replace(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, RuntimeError) as error:
+        reason = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it behind its own
+        if getattr(reason, 'errno', None) not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise OSError(f'{path} cannot be written ({error.strerror}): make room on the disk and run this again; an '
+        raise OSError(f'{path} cannot be written ({reason.strerror}): make room on the disk and run this again; an '
                       'older file of this name is unchanged') from error
     finally:
         with suppress(OSError):  # after an error, otherwise it is not there any more
