@@ -18,7 +18,7 @@ from instructor.paragraphs import rewrite
 from utils import atomic_path
 
 FOLDER = ROOT / 'instructor' / 'zh'
-PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'docs/shapes.md', 'docs/flickr8k.md',
+PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'docs/shapes.md', 'docs/flickr8k.md', 'docs/photos.md',
             'docs/speed.md', 'docs/extensions.md', 'docs/design.md', 'models.py', 'solver.py', 'datasets.py',
             'create_input_files.py', 'utils.py', 'train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb',
             'caption.ipynb', 'compare.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/report.ipynb', 'report/*.py',

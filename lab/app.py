@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from base64 import b64encode
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from ipywidgets import HTML, Box, Checkbox, FileUpload, HBox, IntSlider, Layout,
 from PIL import Image
 
 from lab.data.images import ImageFileError, open_image, squash
+from lab.decode.beam_search import beam_search
 from lab.decode.evaluate import caption_image
+from lab.decode.rules import no_repeat_ngram
 from lab.figures import label, overlay, read_histories
 from lab.train.checkpoints import load_models
 from utils import as_text, sentence
@@ -29,6 +32,8 @@ from utils import as_text, sentence
 SHOWN = 320  # longest side of a picture on the page, in pixels
 # Bytes of a file that gets through to Jupyter, whose messages end at 10 MiB, and to the page, which is set to more.
 LARGEST, LARGEST_ON_PAGE = 10 ** 7, 10 ** 8
+# for the model of photos: no two words one after the other twice, which validation chose (docs/photos.md)
+PHOTO_SEARCH = partial(beam_search, rules=[no_repeat_ngram(2)])
 SCRIPT = Path(__file__).with_name('app.js')
 STYLES = "style-src 'self' 'unsafe-inline'"  # Voila's template asks a server far away for icons, and waits for it
 
@@ -47,7 +52,11 @@ def describe(content, models, beam_size=3, file='this file'):
     picture = open_image(content, file)
     pixels = torch.from_numpy(squash(picture))
     picture.thumbnail((SHOWN, SHOWN))
-    return np.asarray(picture), {name: caption_image(model, pixels, beam_size) for name, model in models.items()}
+    found = {}
+    for name, model in models.items():
+        search = PHOTO_SEARCH if name.startswith('photos') else beam_search
+        found[name] = caption_image(model, pixels, beam_size, search=search)
+    return np.asarray(picture), found
 
 
 def figure_html(pixels, title, side):
