@@ -18,14 +18,14 @@ from instructor.paragraphs import rewrite
 from utils import atomic_path
 
 FOLDER = ROOT / 'instructor' / 'zh'
-PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'docs/shapes.md', 'docs/flickr8k.md', 'docs/photos.md',
-            'docs/speed.md', 'docs/extensions.md', 'docs/design.md', 'models.py', 'solver.py', 'datasets.py',
-            'create_input_files.py', 'utils.py', 'train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb',
-            'caption.ipynb', 'compare.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/report.ipynb', 'report/*.py',
-            'report/page.css', 'lab/[a-z]*.py', 'lab/data/[deistv]*.py', 'lab/decode/[a-z]*.py', 'lab/more/*.py',
-            'lab/train/[cfmrs]*.py', 'lab/figures/[cs]*.py', 'lab/experiments/[cdt]*.py', 'tests/c*.py',
-            'tests/test_todo*.py', 'tests/protocol.py', 'tests/rubric.toml', 'tests/bonus/bonus_checks.py',
-            'tests/bonus/test_*.py', 'instructor/mistakes/todo*.toml']
+PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'docs/shapes.md', 'docs/flickr8k.md',
+            'docs/photos.md', 'docs/speed.md', 'docs/extensions.md', 'docs/design.md', 'models.py', 'solver.py',
+            'datasets.py', 'create_input_files.py', 'utils.py', 'train_rnn.ipynb', 'train_attention.ipynb',
+            'test.ipynb', 'caption.ipynb', 'compare.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/report.ipynb',
+            'report/*.py', 'report/page.css', 'lab/[a-z]*.py', 'lab/data/[deistv]*.py', 'lab/decode/[a-z]*.py',
+            'lab/more/*.py', 'lab/train/[cfmrs]*.py', 'lab/figures/[cs]*.py', 'lab/experiments/[cdt]*.py',
+            'tests/c*.py', 'tests/test_todo*.py', 'tests/protocol.py', 'tests/rubric.toml',
+            'tests/bonus/bonus_checks.py', 'tests/bonus/test_*.py', 'instructor/mistakes/todo*.toml']
 SOURCES = [path.relative_to(ROOT).as_posix() for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 README = ROOT / 'docs' / 'README.zh.md'
 HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
