@@ -128,7 +128,7 @@ def test_an_error_takes_the_place_of_an_earlier_picture(form, phone_photo, monke
     """Of the file or of a decoder: raised in a form, nobody would see it."""
     photo = phone_photo.read_bytes()
     for function, content, message in ((app.caption_image, photo[:9999], '&lt;b&gt;.jpg: '),
-                                       (lambda *_: [][0], photo, 'IndexError')):
+                                       (lambda *_, **__: [][0], photo, 'IndexError')):
         monkeypatch.setattr(app, 'caption_image', function)
         choose(form, '<b>.jpg', content)
         assert re.search(message, text_of(form))
