@@ -42,7 +42,7 @@ def unpack(path, device='cpu'):
     try:
         with safe_open(Path(path), 'pt', str(device)) as file:
             values = {name: json.loads(file.metadata()[name]) for name in VALUES}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f'{path} cannot be read: take it anew from the lab ({error})') from error
     scales = {name.removesuffix('.scale'): tensors.pop(name) for name in list(tensors) if name.endswith('.scale')}
