@@ -13,7 +13,8 @@ from instructor.cut import REFERENCE
 from instructor.mistakes import mistakes
 
 WORDS = {'TODO', 'LSTM', 'LOSS', 'TOP', 'ACCURACY', 'BLEU', 'GREEDY', 'CIDER', 'epoch', 'passed', 'in', 'TRAIN', 'VAL',
-         'TEST', 'PDF', 'data', 'val', 'test'}
+         'TEST', 'PDF', 'data', 'val', 'test', 'notebook', 'pip', 'install', 'mplfonts', 'fonts', 'noto', 'cjk',
+         'Chrome', 'Chromium', 'Edge'}
 MISTAKES = [mistakes([todo])[place] for todo, place in ((1, 1), (1, 4), (2, 4), (3, 4), (4, 1), (4, 4), (5, 1), (5, 4))]
 WHOLE = """
 from create_input_files import create_input_files
