@@ -114,7 +114,7 @@ class Fresh:
         """What the checks say of the reference itself, also with stubs in it: sentences."""
         subject = self.subject(self.reference)
         verdicts = [verdict for todo in self.todos for verdict in checking.judge(todo, subject)]
-        subject.stubs = lambda todo: self.stubs[todo][-1]
+        subject.stubs = lambda todo, name: self.stubs[todo][-1]
         verdicts += [verdict for todo in self.stubs for verdict in checking.judge(todo, subject, checking.NOT_COUNTED)]
         return [verdict.message for verdict in verdicts if verdict.outcome != 'passed']
 

@@ -155,11 +155,13 @@ class Subject:
     def right(self, todo):
         return all(verdict.outcome == 'passed' for verdict in judge(todo, self, NOT_COUNTED))
 
-    def stubs(self, todo):
-        """What is put in the place of earlier TODOs: nothing if they are right, or if this one does without them."""
+    def stubs(self, todo, name):
+        """What is put in the place of earlier TODOs: nothing if they are right, or if this one does without them. A
+        request that is out of time with them gets the stubs: slow attention costs points in its own TODO."""
         stubs, earlier, main = EARLIER.get(todo, ((), (), ''))
         if all(map(self.right, earlier)) or self.works(main, ()) and not self.works(main, stubs):
-            return ()
+            errors = self.reply(name, ())['errors'] if stubs else {}
+            return stubs if any('TimeoutError' in str(error) for error in errors.values()) else ()
         return stubs
 
     def works(self, name, stubs):
@@ -208,7 +210,7 @@ class Lab:
         :param method: the method that it calls, for messages
         :param stubs: in the place of earlier TODOs; None: where those are open or wrong
         """
-        stubs = self.subject.stubs(self.todo) if stubs is None else stubs
+        stubs = self.subject.stubs(self.todo, name) if stubs is None else stubs
         answer = Answer(self, name, method, stubs)
         for error in answer.errors.values():
             if 'todo' in error:

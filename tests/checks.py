@@ -234,8 +234,9 @@ def check_works_in_training_and_beam_search(lab, kind):
                         (' once more', 'a call leaves something behind for the next one')):
         training.same(*outputs(kind, call), cause=if_usual(answer, outputs(kind), cause))
     check_not_seeded(answer)
-    if not answer.stubs:  # those drop nothing
-        check_rate(ask(lab, kind, 'batch'))
+    batch = ask(lab, kind, 'batch')
+    if not batch.stubs:  # those drop nothing
+        check_rate(batch)
     answer.same('predictions in training once more', 'predictions after training',
                 cause='a call in training leaves something behind: self.eval(), statistics, a changed tensor')
     answer.same('predictions word by word', cause=if_usual(

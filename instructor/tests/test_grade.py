@@ -194,7 +194,7 @@ protocol.carry_out = without_some
 # one of each kind, for every day
 A_FEW = ('right', 'nothing_done', 'syntax_error', 'not_installed', 'kills_its_parent', 'writes_results',
          'replaces_the_protocol', 'makes_layers_of_the_request', 'deletes_files', 'makes_dataclasses',
-         'takes_forward_from_fast', 'connects', 'exits_in_attention', 'mistake_27', 'caption_by_caption_2',
+         'takes_forward_from_fast', 'connects', 'exits_in_attention', 'mistake_27', 'pixel_by_pixel_3',
          'hard_coded_sizes', 'infinite_weights', 'another_name', 'keeps_arrays_back', 'small_mistake_for_a_stub')
 
 
