@@ -24,6 +24,7 @@ from instructor import translate
 from instructor.assemble import ROOT, wanted_files, without_outputs
 from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
 from instructor.expected import as_file, content_of
+from lab.train import box
 from utils import atomic_path
 
 sys.path.insert(0, str(ROOT / 'tests'))
@@ -39,7 +40,7 @@ KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.
 ASSIGNMENT = ROOT / 'instructor' / 'ASSIGNMENT.md'
 LANGUAGES = {'en': ('task', 'points', 'in all'), 'zh': ('任务', '分值', '合计')}  # -> table of points in ASSIGNMENT.md
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
-PHOTOS = 'weights/photos.safetensors'
+PHOTOS = box.PHOTOS.relative_to(ROOT).as_posix()
 SHORTEST = 15  # a line of the solution with fewer characters, such as "return h, c", gives nothing away
 
 
@@ -216,7 +217,7 @@ def prove_only_weights(path, data):
     """A file of safetensors begins with a JSON of what is in it."""
     header = json.loads(data[8:8 + int.from_bytes(data[:8], 'little')])
     values = header.pop('__metadata__')
-    if {*values} != {'settings', 'word_map', 'encoder_digest'} or {w['dtype'] for w in header.values()} - {'I8', 'F32'}:
+    if {*values} != {*box.VALUES} or {w['dtype'] for w in header.values()} - {'I8', 'F32'}:
         raise HandoutError(f'{path} holds something else than weights, settings and vocabulary')
 
 
