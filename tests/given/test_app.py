@@ -193,8 +193,9 @@ def test_the_page_in_a_browser(page, models, phone_photo, tmp_path):
     assert 'load_models' not in page.content()  # no code
     give(phone_photo)
     _, found = app.describe(phone_photo.read_bytes(), models)
+    for one in found.values():
+        page.get_by_text(' '.join(one['caption']), exact=True).first.wait_for()
     maps.nth(len(found['Attention']['caption'])).wait_for()  # the picture, and a map for each word
-    assert all(page.get_by_text(' '.join(one['caption']), exact=True).count() for one in found.values())
     assert page.evaluate('document.documentElement.scrollWidth') <= 390
     Image.new('RGB', (40, 30), RED).save(tmp_path / 'dropped.png')
     page.evaluate("""pixels => {
