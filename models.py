@@ -184,9 +184,9 @@ class DecoderWithRNN(nn.Module):
         # Predict first: a batch holds two captions, of 5 and of 9 words (<start> and <end> counted). How many rows does
         # one_step get at t = 3, and how many at t = 4? Which entries [i, t] of the predictions stay zero?
         #   The longest caption comes first: then the captions that still run are the first rows at every step. Pictures
-        #     and captions take the same order. sort_ind[i] is the row that caption i of the sorted batch had before;
-        #     validation finds by it what people say of the picture. caption_lengths is a column, (batch_size, 1): make
-        #     it (batch_size,) before you sort.
+        #     and captions take the same order. sort_ind[i] is the row that caption i of the sorted batch had before,
+        #     so that the caller finds its picture again. caption_lengths is a column, (batch_size, 1): make it
+        #     (batch_size,) before you sort.
         #   The decode length of a caption is its number of steps: one less than it has words, since <end> is predicted
         #     but never read.
         #   The state before step 0 comes from the picture: init_hidden_state.

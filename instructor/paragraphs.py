@@ -15,7 +15,7 @@ from instructor.code_paragraphs import has_words, python
 MARK = re.compile(r' *(?:> *)?(?:(?:#+|[-*]|\d+\.) +)?')  # before the first word of a paragraph of Markdown
 CAPTIONS = re.compile(r'lab/data/shapes\.py')  # whose strings are words of captions
 # Python files that the assignment calls worth reading: their comments and docstrings are paragraphs, too.
-WITH_COMMENTS = re.compile(r'[^/]+\.py|notes/.+|lab/(decode|more)/.+')
+WITH_COMMENTS = re.compile(r'[^/]+\.py|notes/.+|lab/(decode|more)/.+|lab/train/settings\.py|lab/\w+/__init__\.py')
 # What is a paragraph in files of other kinds: behind the first group, in the second one.
 VALUE = {'.toml': r'^((?:title|answer|about) = )(".*")$', '.css': r'(content: )("\w+ ")'}
 

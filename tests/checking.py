@@ -41,7 +41,7 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     r"RuntimeError: shape '\[": 'a number is fixed in view or reshape; encoder_out.size(1) is the number of pixels',
     '(?s).*3D.tensor': 'torch.bmm takes (n, a, b) and (n, b, c): look for a missing squeeze or unsqueeze',
     r'TypeError: (Decoder\w+|Attention)\.\w+\(\) takes': 'self, the first parameter, is missing in its "def" line',
-    r"AttributeError: '(Decoder\w+|Attention)' object": '"self." is missing where made, or has another name there',
+    r"AttributeError: '(Decoder\w+|Attention)' object": 'it was made without "self.", or under another name',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
     r'TypeError: (Sigmoid|Tanh|ReLU|Softmax)\.__init__':
@@ -293,16 +293,19 @@ class Answer:
         cause = next((cause for pattern, cause in OF_ERRORS.items() if re.match(pattern, error['error'])), cause)
         self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
-    def wrong(self, expected, came, cause='', rule=''):
+    def wrong(self, expected, came, cause='', rule='', note=''):
         """Fail, with everything in the first line.
 
-        :param cause: the likely cause of this difference; where it is not known, ``rule`` says what is right
+        :param cause: the likely cause of this difference; where it is not known, ``note`` says in which case it shows
+            up, or ``rule`` what is right
         """
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply)
         if known:  # the same error can come from elsewhere, the same numbers hardly
             cause = ('Likely cause: ' if self.errors else KNOWN) + '; or: '.join(known)
         elif cause:
             cause = f'Likely cause: {cause}'
+        elif note:
+            cause = f'Note: {note}'
         elif rule:
             cause = f'It should be: {rule}'
         for call, said in CALLS.items():
@@ -310,9 +313,9 @@ class Answer:
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'
         pytest.fail(text + (f' {cause}.' if cause else ''), pytrace=False)
 
-    def require(self, true, expected, came, cause='', rule=''):
+    def require(self, true, expected, came, cause='', **more):
         if not true:
-            self.wrong(expected, came, cause, rule)
+            self.wrong(expected, came, cause, **more)
 
     def is_right(self, *names, of=None):
         """Whether the arrays of these names are what was expected, of them or of another name."""
@@ -327,11 +330,11 @@ class Answer:
         results = [other for other in self.expected if ' ' not in name + other]
         return next((f'these are the numbers of {other}' for other in results if self.is_right(name, of=other)), '')
 
-    def same(self, *names, shape='', cause='', rule=''):
+    def same(self, *names, shape='', cause='', **more):
         """The arrays of these names are what was expected.
 
         :param shape: names of the dimensions, for the message
-        :param cause, rule: as for :meth:`wrong`
+        :param cause, more: as for :meth:`wrong`, with ``rule`` and ``note``
         """
         for name in names:
             array, (size, expected) = self[name], self.expected[name]
@@ -351,7 +354,7 @@ class Answer:
                 self.wrong(f'{name}{index} = {expected[place]:.5g} ({mixed}tolerance '
                            f'{tolerance * self.scale(name):.1g})',
                            f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ',
-                           self.own_cause(name) or cause, rule)
+                           self.own_cause(name) or cause, **more)
 
     def scale(self, name):
         """What the tolerance is relative to: the largest number of an array; of a gradient that is zero in theory, such

@@ -67,7 +67,7 @@ def check_dropout(lab, kind):
     answer, usual = (lab(f'{kind}_{what}', f'{CLASS[kind]}.one_step') for what in ('dropout', 'step'))
     right = usual.is_right('predictions', 'h', 'c')
     answer.same('predictions', 'h', 'c', shape='batch_size, ...',
-                cause='' if right else 'one_step is wrong where nothing is dropped, too',
+                note='' if right else 'one_step is wrong where nothing is dropped, too',
                 rule='in eval() nothing is dropped: self.dropout, or F.dropout with training=self.training')
     answer.same('predictions in training', shape='batch_size, vocab_size',
                 rule='dropout comes right before fc: when all of h is dropped, fc.bias is left')
@@ -79,7 +79,7 @@ def check_dropout(lab, kind):
 
 def check_rate(answer):
     """Each entry of h is dropped with the same probability, whatever happens to others; the rest grow."""
-    answer.same('predictions of large sizes', cause='it is wrong where nothing is dropped, too')
+    answer.same('predictions of large sizes', note='it is wrong where nothing is dropped, too')
     request = answer.lab.subject.request(answer.name, answer.stubs)
     weights = request['weights'] | request['calls'][0].get('weights', {})
     rate = request['sizes']['dropout']
@@ -131,7 +131,7 @@ def check_gradients(answer):
 
 def check_speed(answer):
     """Compared with plain matrix products of about the same sizes."""
-    answer.same(*answer.expected, cause='the numbers are wrong, so the time does not count')
+    answer.same(*answer.expected, note='the numbers are wrong, so the time does not count')
     if answer.slowness > SLOWEST:
         answer.wrong(f'at most {SLOWEST} times the time of the matrix products in it',
                      f'it takes longer, {answer.slowness:.1f} times',
@@ -157,19 +157,21 @@ def check_shapes_and_order(lab, kind):
     for call in ('', ' in training'):
         usual = call and 'it is right in eval(): training makes a difference, or a call leaves something behind'
         order, captions, scores = (answer[name + call] for name in ('sort_ind', 'encoded_captions', 'predictions'))
-        answer.same(f'decode_lengths{call}', cause=usual,
+        answer.same(f'decode_lengths{call}', note=usual,
                     rule='for each caption one step less than it has words, the longest caption first')
         answer.require(order.dtype == np.int64 and order.ndim == 1 and sorted(order) == list(range(len(tokens))),
                        f'sort_ind{call} to hold each of 0 ... {len(tokens) - 1} once, of dtype torch.long',
-                       f'it is {order.flatten().tolist()[:9]}', usual, 'the indices that the sort gave you')
+                       f'it is {order.flatten().tolist()[:9]}', note=usual, rule='the indices that the sort gave you')
         steps = (lengths[order, 0] - 1).tolist()
         answer.require(steps == sorted(steps, reverse=True), f'sort_ind{call} to put the longest caption first',
-                       f'it puts captions of {steps} steps in this order', usual, 'the indices that the sort gave you')
+                       f'it puts captions of {steps} steps in this order', note=usual,
+                       rule='the indices that the sort gave you')
         answer.require(captions.dtype == np.int64, f'encoded_captions{call} of dtype torch.long', 'they are floats')
-        answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', cause=usual,
+        answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', note=usual,
                     rule='the captions in the order of sort_ind, whole, with <start> and padding')
         answer.require(scores.shape == size, f'predictions{call} of shape {size} = (batch_size, max(decode_lengths), '
-                       'vocab_size)', f'their shape is {scores.shape}', usual or 'the sizes of the zeros that you fill')
+                       'vocab_size)', f'their shape is {scores.shape}', note=usual,
+                       rule='these are the sizes of the zeros that you fill')
 
 
 def check_where_it_is_zero(answer, name):
@@ -198,7 +200,7 @@ def check_predictions(lab, kind):
     with_stubs = ask(lab, kind, stubs=stubs) if lab.subject.works(main, stubs) else answer  # these do not drop anything
     with_stubs.same('predictions in training', shape='batch_size, max(decode_lengths), vocab_size',
                     rule='forward does the same in training, and leaves train() and eval() alone')
-    ask(lab, kind, 'batch').same('predictions of large sizes', cause=if_usual(
+    ask(lab, kind, 'batch').same('predictions of large sizes', **if_usual(
         answer, ['predictions'], 'only small numbers of captions, words or cells, or short vectors, work'))
 
 
@@ -207,39 +209,43 @@ def check_no_later_word_is_seen(lab, kind):
     usual, answer = ask(lab, kind), ask(lab, kind, 'time')
     for t in range(max(answer.inputs.lengths) - 1):
         answer.same(f'predictions with another word {t}', shape='batch_size, max(decode_lengths), vocab_size',
-                    cause=if_usual(usual, ['predictions']),
+                    **if_usual(usual, ['predictions']),
                     rule=f'word {t} is read at step {t}, not earlier, and h and c carry it on')
 
 
-def if_usual(usual, names, cause=''):
-    """What is special in a call is the cause only if the usual call is right."""
-    return cause if usual.is_right(*names) else 'it is wrong in the usual case already'
+def if_usual(usual, names, cause='', note=''):
+    """What is special in a call counts only if the usual call is right."""
+    if usual.is_right(*names):
+        return dict(cause=cause, note=note)
+    return dict(note='it is wrong in the usual case already')
 
 
 def check_captions_do_not_touch_each_other(lab, kind):
     answer = ask(lab, kind)
-    cause = if_usual(answer, outputs(kind))
+    usual = if_usual(answer, outputs(kind))
     for call in (' in another order', ' of the first caption alone', ' padded with another word',
                  ' padded to the longest', ' with pixels in a row', ' with more cells'):
-        answer.same(*outputs(kind, call), cause=cause, rule=(
+        answer.same(*outputs(kind, call), **usual, rule=(
             'the result of a caption does not depend on its place, its padding or its neighbours'))
 
 
 def check_works_in_training_and_beam_search(lab, kind):
     """As in training: batches one after another; large numbers of cells and words. The same words one by one."""
     answer, training = ask(lab, kind), ask(lab, kind, 'training')
-    for call, cause in (('', 'forward calls eval(), or drops something itself'),
-                        (' of long captions', 'here are 196 cells, and captions of 31 and 52 words without <pad>'),
-                        (' of large numbers', 'large numbers are cut off, or a call before changed what came in'),
-                        (' once more', 'a call leaves something behind for the next one')):
-        training.same(*outputs(kind, call), cause=if_usual(answer, outputs(kind), cause))
+    for call, why in (('', dict(cause='forward calls eval(), or drops something itself')),
+                      (' of long captions', dict(note='here are 196 cells, and captions of 31 and 52 words without '
+                                                      '<pad>')),
+                      (' of large numbers', dict(cause='large numbers are cut off, or a call before changed what came '
+                                                       'in')),
+                      (' once more', dict(cause='a call leaves something behind for the next one'))):
+        training.same(*outputs(kind, call), **if_usual(answer, outputs(kind), **why))
     check_not_seeded(answer)
     batch = ask(lab, kind, 'batch')
     if not batch.stubs:  # those drop nothing
         check_rate(batch)
     answer.same('predictions in training once more', 'predictions after training',
                 cause='a call in training leaves something behind: self.eval(), statistics, a changed tensor')
-    answer.same('predictions word by word', cause=if_usual(
+    answer.same('predictions word by word', **if_usual(
         answer, outputs(kind), 'training reads other words or states than beam search does'))
 
 

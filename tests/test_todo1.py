@@ -29,7 +29,7 @@ def test_batch_norm_learns_its_statistics(lab):
     """In training each call moves the running statistics a little, which eval() then takes."""
     answer = lab('plain_start', START)
     answer.same('h after training', 'c after training', 'h in training once more',
-                cause=if_usual(answer, ['h in training']),
+                **if_usual(answer, ['h in training']),
                 rule='self.bn sees init(mean pixel), once per call, and has the default momentum')
 
 

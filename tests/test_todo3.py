@@ -90,7 +90,7 @@ def test_pixels_may_come_in_any_order(lab):
                         (', more cells', 'a number of cells is limited, or cells of zeros are left out'),
                         (' once more', 'a call leaves something behind for the next one'),
                         (' in training', 'training makes a difference here')):
-        answer.same(f'z{call}', f'alpha{call}', cause=if_usual(answer, ['z', 'alpha'], cause),
+        answer.same(f'z{call}', f'alpha{call}', **if_usual(answer, ['z', 'alpha'], cause),
                     rule='each pixel is scored on its own, each picture for itself')
 
 

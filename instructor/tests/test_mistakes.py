@@ -141,7 +141,7 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
 @pytest.mark.parametrize(('right', 'wrong', 'said'), [
     (STEP, STEP.replace('self.', ''), '"self." is missing before the name of a layer'),
     ('def one_step(self, embeddings, h, c):', 'def one_step(embeddings, h, c):', 'self, the first parameter, is'),
-    ('self.fc = nn.Linear(', 'fc = nn.Linear(', '"self." is missing where made'),
+    ('self.fc = nn.Linear(', 'fc = nn.Linear(', 'made without "self."'),
     (STEP, STEP.replace('embeddings', 'input'), 'a name such as input is a function of Python'),
     ('torch.cat([embeddings, beta * z], dim=1)', 'torch.cat(embeddings, beta * z)', 'torch.cat takes its tensors'),
     ('beta = torch.sigmoid(', 'beta = nn.Sigmoid(', 'nn.Sigmoid and its like make a layer'),

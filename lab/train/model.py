@@ -117,7 +117,7 @@ class CaptionModel(nn.Module):
                                caplens.to(device, non_blocking=True), **sampling)
         expected = {'Attention': (5,), 'NoAttention': (4,)}.get(decoder_name(self.settings), (4, 5))
         if not isinstance(decoded, (tuple, list)) or len(decoded) not in expected:
-            came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else f'a {type(decoded).__name__}'
+            came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else type(decoded).__name__
             raise ValueError(f'forward of {type(self.decoder).__name__} returns {came}; it must return predictions, '
                              f'sorted captions, decode lengths, {"alphas, " if 5 in expected else ""}sort indices')
         return true_words(decoded)

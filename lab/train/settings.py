@@ -44,7 +44,7 @@ class Settings:
     output_folder: str = 'runs'         # checkpoints and history go here
     checkpoint: str | None = None       # checkpoint of a training to go on with
     start_from: str | None = None       # checkpoint whose weights a second training starts from
-    # improvements, see "Improve" in ASSIGNMENT.md; in the whole repository docs/extensions.md
+    # improvements, see "Improve" in ASSIGNMENT.md; in a clone of the repository docs/extensions.md
     decoder: str | None = None          # class of your own in place of those in models.py: 'my_decoder.MyDecoder'
     decoder_options: dict = field(default_factory=dict)  # what its __init__ takes besides the sizes: dict(heads=4)
     embed_dropout: float = 0.0          # on the word vectors, in training
