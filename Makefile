@@ -4,7 +4,7 @@
 # else with those of the demo.
 # make compare: all decoders on the embedded data set, side by side; on yours with SETTINGS=file.json.
 # make bench: how much faster than the usual way, on this machine.
-# make pictures: the demo, and its figures become those of README.md.
+# make pictures: the demo, and the figures of README.md and ASSIGNMENT.md anew, in both languages.
 # For instructors: make handout (folder and zip for students), make bonus (a further task), both in Chinese with
 # LANGUAGE=zh; make gradescope (its autograder zip),
 # make remake (everything that follows from a change of a TODO: docs/instructors.md).
@@ -24,7 +24,8 @@ app: $(VENV)/.ready
 	@cd $(firstword $(TRAINED:/runs/shapes/=) build/demo) && $(abspath $(PY)) -m lab.app
 
 pictures: $(VENV)/.ready
-	$(PY) -m instructor.demo --pictures
+	$(PY) -m instructor.demo
+	$(PY) -m instructor.pictures
 
 test: $(VENV)/.ready
 	$(PY) -m instructor.test

@@ -6,7 +6,6 @@ there, and prints what came out.
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,13 +19,11 @@ from utils import read_json
 
 TRAINING = ('train_attention.ipynb', 'train_rnn.ipynb')  # side by side, a core each
 NOTEBOOKS = ('test.ipynb', 'caption.ipynb')
-PICTURES = {'attention_test1': 'attention', 'history_Attention': 'history'}  # figure -> what README.md calls it
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--build', type=Path, default=ROOT / 'build' / 'demo', help='build folder')
-    parser.add_argument('--pictures', action='store_true', help='put its figures into README.md (docs/images)')
     arguments = parser.parse_args()
     start = time.perf_counter()
     # layers as small as the demo's gain nothing from a second thread, and lose much when anything else runs
@@ -46,9 +43,6 @@ def main():
     subprocess.run([sys.executable, 'report/render.py'], cwd=build, check=True)
 
     run_folder = build / 'runs' / 'shapes'
-    if arguments.pictures:
-        for figure, picture in PICTURES.items():
-            shutil.copy(run_folder / 'figures' / f'{figure}.png', ROOT / 'docs' / 'images' / f'{picture}.png')
     tested = [read_json(run_folder / f'test_{name}.json', 'run it again') for name in ('NoAttention', 'Attention')]
     print(f'\n\n{bleu_table(tested)}')
     print(f'\nfigures    {run_folder / "figures"}\nreport     {build / "report" / "report.html"}\n'

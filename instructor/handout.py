@@ -85,7 +85,9 @@ def in_chinese(found):
     results = {name: with_chinese_mistakes(content) for name, content in found.items() if name.endswith('expected.npz')}
     labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes(),
               'notes/matplotlibrc': b'figure.hooks: lab.labels:draw_in_chinese\n'}
-    return found | texts | results | labels
+    figures = {name: path.read_bytes() for name in found if (path := translate.FOLDER / name).suffix == '.png'
+               and path.exists()}
+    return found | texts | results | labels | figures
 
 
 def with_chinese_mistakes(expected_results):

@@ -100,6 +100,8 @@ def readme():
     """README.md in Chinese, as it lies in docs."""
     text = translated('README.md', (ROOT / 'README.md').read_text(encoding='utf-8'))
     text = text.replace('[中文](docs/README.zh.md)', '[English](README.md)')
+    text = re.sub(r'(docs/images/\w+\.png)', lambda match: f'instructor/zh/{match[1]}' if (FOLDER / match[1]).exists()
+                  else match[1], text)
     return re.sub(r'\]\((?!\w+:|#)', '](../', text)
 
 

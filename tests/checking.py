@@ -313,9 +313,9 @@ class Answer:
         text = f'TODO {self.lab.todo}, {self.method}: expected {expected}; here {came}.'
         pytest.fail(text + (f' {cause}.' if cause else ''), pytrace=False)
 
-    def require(self, true, expected, came, cause='', **more):
+    def require(self, true, expected, came, cause='', rule='', **more):
         if not true:
-            self.wrong(expected, came, cause, **more)
+            self.wrong(expected, came, cause, rule, **more)
 
     def is_right(self, *names, of=None):
         """Whether the arrays of these names are what was expected, of them or of another name."""

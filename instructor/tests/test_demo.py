@@ -1,4 +1,4 @@
-"""The demo: what it prints and gives README; and at full size, what it promises on the embedded data set holds."""
+"""The demo: what it prints; and at full size, what it promises on the embedded data set holds."""
 
 import json
 from types import SimpleNamespace
@@ -8,35 +8,27 @@ from helpers import run_module
 from PIL import Image
 
 from instructor import demo
-from instructor.assemble import ROOT
 
 
-def test_it_prints_the_scores_and_gives_readme_its_pictures(tmp_path, monkeypatch, capsys):
+def test_it_prints_the_scores(tmp_path, monkeypatch, capsys):
     """Nothing is trained: a notebook only leaves these files."""
     def process(*_, **options):
         return SimpleNamespace(wait=lambda: 0)
 
     def notebook(path, _):
         runs = path.parent / 'runs/shapes'
-        (runs / 'figures').mkdir(parents=True, exist_ok=True)
+        runs.mkdir(parents=True, exist_ok=True)
         for name, score in (('NoAttention', 0.25), ('Attention', 0.75)):
             scores = [{'beam_size': 3, 'seconds': 1, 'BLEU-4': score}]
             (runs / f'test_{name}.json').write_text(json.dumps(
                 dict(model=name, parameters=1234567, best_epoch=8, scores=scores)))
-        for name in ('attention_test1', 'history_Attention'):
-            (runs / f'figures/{name}.png').write_text(name)
 
-    (tmp_path / 'docs/images').mkdir(parents=True)
-    monkeypatch.setattr(demo, 'ROOT', tmp_path)
     monkeypatch.setattr(demo, 'run_notebook', notebook)
     monkeypatch.setattr(demo, 'subprocess', SimpleNamespace(run=process, Popen=process))
-    monkeypatch.setattr('sys.argv', ['demo', f'--build={tmp_path / "build"}', '--pictures'])
+    monkeypatch.setattr('sys.argv', ['demo', f'--build={tmp_path / "build"}'])
     demo.main()
     printed = capsys.readouterr().out
     assert '0.250' in printed and '0.750' in printed and 'build/report/report.html' in printed
-    pictures = {path.name: path.read_text() for path in (tmp_path / 'docs/images').iterdir()}
-    assert pictures == {'attention.png': 'attention_test1', 'history.png': 'history_Attention'}
-    assert all(f'docs/images/{name}' in (ROOT / 'README.md').read_text() for name in pictures)
 
 
 @pytest.mark.slow

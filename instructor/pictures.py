@@ -1,0 +1,71 @@
+"""The figures of README.md, ASSIGNMENT.md and docs/photos.md, in English and Chinese: ``make pictures``, after a demo.
+
+The Chinese handout has its own, ``instructor/zh/docs/images``. They need a Chinese font: ``pip install mplfonts``.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from skimage import data
+from skimage.io import imsave
+
+from instructor import handout
+from instructor.assemble import ROOT
+from instructor.cut import REFERENCE
+from instructor.translate import FOLDER
+
+DEMO = ROOT / 'build' / 'demo'
+# run in a handout's folder that has the demo's runs
+DRAW = """
+from pathlib import Path
+from lab.app import PHOTO_SEARCH
+from lab.decode.evaluate import caption_image, find_picture
+from lab.figures import plot_attention, plot_history, read_histories, save_figure
+from lab.train.checkpoints import load_models
+
+save_figure(plot_history(read_histories('runs/shapes')), 'drawn/history.png')
+shapes, photos = load_models('runs/shapes', 'Attention'), load_models('', 'photos')
+for name, picture, model, options in (
+        ('attention', 1, shapes['Attention'], {}),
+        *((f'photo_{language}', 'camera.png', photos[f'photos_{language}'], dict(search=PHOTO_SEARCH))
+          for language in ('en', 'zh'))):
+    _, pixels = find_picture(model, picture)
+    found = caption_image(model, pixels, **options)
+    print(name, ' '.join(found['caption']))
+    figure = plot_attention(pixels.permute(1, 2, 0).numpy(), found['caption'], found['alphas'], gate=found['gate'],
+                            probabilities=found['probabilities'])
+    save_figure(figure, Path(f'drawn/{name}.png'))
+"""
+
+
+def draw(language):
+    """Draw all of them with the lab in this language.
+
+    :return: paths of the figures
+    """
+    folder = ROOT / 'build' / f'pictures_{language}'
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, content in {**handout.files(language), 'models.py': REFERENCE.read_bytes()}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for name in ('data', 'runs'):
+        (folder / name).symlink_to(DEMO / name)
+    imsave(folder / 'camera.png', data.camera())
+    printed = subprocess.run([sys.executable, '-c', DRAW], cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
+    print(printed.stdout)
+    if 'mplfonts' in printed.stdout:
+        sys.exit('error: no Chinese font here')
+    return sorted(Path(folder, 'drawn').glob('*.png'))
+
+
+def main():
+    for language, folder in (('en', ROOT), ('zh', FOLDER)):
+        for path in draw(language):
+            shutil.copy(path, folder / 'docs' / 'images' / path.name)
+
+
+if __name__ == '__main__':
+    main()
