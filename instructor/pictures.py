@@ -34,8 +34,9 @@ for name, picture, model, options in (
     _, pixels = find_picture(model, picture)
     found = caption_image(model, pixels, **options)
     print(name, ' '.join(found['caption']))
-    figure = plot_attention(pixels.permute(1, 2, 0).numpy(), found['caption'], found['alphas'],
-                            probabilities=found['probabilities'], gate=None if name.startswith('photo') else found['gate'])
+    gate = found['gate'] if name == 'attention' else None
+    figure = plot_attention(pixels.permute(1, 2, 0).numpy(), found['caption'], found['alphas'], gate=gate,
+                            probabilities=found['probabilities'])
     save_figure(figure, Path(f'drawn/{name}.png'))
 """
 
