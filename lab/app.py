@@ -163,7 +163,7 @@ def heading(name, model):
 
 
 def with_photos(models):
-    """These models, and those of photos behind them if TODO 3 to 5 are done: they run in your ``DecoderWithAttention``.
+    """These models, and behind them those of photos, which run in your ``DecoderWithAttention`` after TODO 3 and 4.
 
     :param models: dict name -> :class:`checkpoints.CaptionModel`
     """
