@@ -206,7 +206,8 @@ class DecoderWithRNN(nn.Module):
         #     one_step gets their word vectors (n, embed_dim) and their state, h and c (n, decoder_dim); it gives the
         #     scores of step t and the state for step t + 1.
         #   predictions holds the scores of caption i at step t in [i, t], and zeros past the caption's end. It lies
-        #     on the device of encoder_out.                          (batch_size, max(decode_lengths), vocab_size)
+        #     on the device of encoder_out. Scores may be written into a tensor of zeros: gradients still flow.
+        #                                                            (batch_size, max(decode_lengths), vocab_size)
         ### BEGIN SOLUTION
         caption_lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
         encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]

@@ -43,6 +43,10 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     r'TypeError: (Decoder\w+|Attention)\.\w+\(\) takes': 'self, the first parameter, is missing in its "def" line',
     r"AttributeError: '(Decoder\w+|Attention)' object": 'it was made without "self.", or under another name',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
+    "(?s).*'?NoneType'?":
+        'something there is None: a bias that was left out (bias=False), or what a method without return gives',
+    r'TypeError: .*missing .* positional argument':
+        'one that comes before it may be left out: compare the call with the "def" line',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
     r'TypeError: (Sigmoid|Tanh|ReLU|Softmax)\.__init__':
         'nn.Sigmoid and its like make a layer; torch.sigmoid computes the numbers',
@@ -228,7 +232,8 @@ class Lab:
                 return f'dimension {i} ({size(came[i])}) is too many' + f': squeeze({i}) takes it away' * (came[i] == 1)
         for i in range(len(wanted)):
             if wanted[:i] + wanted[i + 1:] == came:
-                return f'dimension {i} ({size(wanted[i])}) is missing'
+                squeezed = ': squeeze() without a dimension takes it away' * (wanted[i] == 1)
+                return f'dimension {i} ({size(wanted[i])}) is missing{squeezed}'
         if sorted(came) == sorted(wanted):
             return 'the dimensions are in another order'
         if len(came) == len(wanted):
@@ -244,7 +249,7 @@ class Lab:
 
     def shapes_at(self, error):
         """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
-        if not re.search(r'size|shape|dim|\dD|elements', error['error']):
+        if not re.search(r'(?i)size|shape|dim|\dD|elements', error['error']):
             return ''
         return ''.join(f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
 
@@ -277,7 +282,7 @@ class Answer:
         _, expected = self.expected.get(name, ((), np.ones(1)))
         most, largest = LARGEST * np.abs(expected).max(initial=1), np.abs(numbers).max(initial=0)
         self.require(largest <= most, f'{name} to hold numbers of at most {most:.3g}', f'its largest is {largest:.3g}',
-                     'a division by zero, or a softmax over numbers that are too large')
+                     'a division by zero, exp of large numbers, or torch.empty, which holds anything')
         return numbers if array.dtype.kind == 'f' else array
 
     def stopped(self, call):
@@ -288,9 +293,10 @@ class Answer:
         if line:
             # an earlier method may stop at what this one hands over
             own = next((own for name, own in reversed(error['called']) if name == self.method), line)
-            cause = '' if own == line else f'what line {own} hands over'
+            cause = '' if own == line or '.' not in error['called'][-1][0] else f'what line {own} hands over'
             where = f" ({error['file']}, line {line}{f', from line {own}' * (own != line)}: {error.get('code', '')})"
-        cause = next((cause for pattern, cause in OF_ERRORS.items() if re.match(pattern, error['error'])), cause)
+        hint = next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
+        cause = '; '.join(filter(None, (cause, hint)))
         self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
     def wrong(self, expected, came, cause='', rule='', note=''):
@@ -326,7 +332,8 @@ class Answer:
         """Why an array is wrong, as far as the reply itself tells."""
         again = self.reply['arrays'].get(f'{name} once more')
         if again is not None and not same(again, self[name]):
-            return 'the same call gives other numbers the second time: dropout is on in eval(), or an input is changed'
+            return ('the same call gives other numbers the second time: something in it is random (dropout in eval(), '
+                    'torch.randn, a layer that is made anew), or an input or a layer is changed')
         results = [other for other in self.expected if ' ' not in name + other]
         return next((f'these are the numbers of {other}' for other in results if self.is_right(name, of=other)), '')
 
@@ -350,7 +357,7 @@ class Answer:
             if far.size and far.max() > 0:
                 place = np.unravel_index(far.argmax(), far.shape)
                 index = f" at [{', '.join(map(str, place))}]" if place else ''
-                mixed = 'a weighted sum over the other dimensions, ' if array.shape != size else ''
+                mixed = 'a sum over the other dimensions, weighted at random, ' if array.shape != size else ''
                 self.wrong(f'{name}{index} = {expected[place]:.5g} ({mixed}tolerance '
                            f'{tolerance * self.scale(name):.1g})',
                            f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ',

@@ -22,7 +22,8 @@ def check_layers(lab, kind):
             near = difflib.get_close_matches(name, [n for n in shapes if n not in wanted], 1)
             answer.wrong(f'a layer self.{layer} with {name} of shape {shape}',
                          f'there is no {name}' + (f', but {near[0]}' if near else ''),
-                         'the layer has another name or kind, or is never made')
+                         f'self.{layer} is made without it (bias=False, affine=False)' if f'{layer}.weight' in shapes
+                         else 'the layer has another name or kind, or is never made')
         answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
                        f'self.{layer} has other sizes: {lab.difference_of(shapes[name], shape)}')
     for what in ('layers', *['equal'] * (kind != 'attention')):
@@ -178,9 +179,12 @@ def check_where_it_is_zero(answer, name):
     rows, lengths = answer[name], np.array(answer.inputs.lengths)
     if rows.shape == answer.expected[name][0]:
         written, steps = rows.any(axis=2), np.arange(rows.shape[1])
+        ends = written.sum(axis=1, keepdims=True)
+        mixed = sorted(ends[:, 0]) == sorted(lengths - 1) and (written == (steps < ends)).all()
         for i, t in np.argwhere(written != (steps < lengths[:, None] - 1))[:1]:
             answer.wrong(f'{name} of a caption of {lengths[i]} words to hold numbers at steps 0 to {lengths[i] - 2}, '
                          'then zeros', f'there are {"numbers" if written[i, t] else "zeros"} at step {t}',
+                         f'the rows of {name} and of sort_ind are in different orders' if mixed else '',
                          rule='what step t gives stands at [:n, t], for all n captions with a decode length above t')
 
 

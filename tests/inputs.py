@@ -67,7 +67,7 @@ class Inputs:
                 'encoder_dim': self.encoder_dim, 'embed_dim': self.embed_dim, 'decoder_dim': self.decoder_dim,
                 'attention_dim': self.attention_dim, 'vocab_size': self.vocab_size,
                 'embed_dim + encoder_dim': self.embed_dim + self.encoder_dim,
-                '4 * decoder_dim, the gates of the LSTM': 4 * self.decoder_dim}
+                '4 * decoder_dim, three gates and the new input of the LSTM': 4 * self.decoder_dim}
 
     def wave(self, *shape, shift=0.0):
         return wave(*shape, shift=shift + self.shift)
@@ -259,7 +259,7 @@ def ask_dropout(inputs, kind, made):
     tensors, calls = ask_step(inputs, kind, made)
     step = {**calls[0], 'random_numbers': None}
     return tensors, [step, {**step, 'name': ' in training', 'mode': 'train'},
-                     {**step, 'name': ' in training once more'}], 1.0
+                     {**step, 'name': ' in training once more', 'mode': 'train'}], 1.0
 
 
 def ask_rate(inputs, kind, made):
@@ -268,9 +268,10 @@ def ask_rate(inputs, kind, made):
     tensors, (usual, *_) = ask_step(inputs, kind, made)
     weights = {'fc.weight': np.eye(inputs.vocab_size, inputs.decoder_dim, dtype=np.float32),
                'fc.bias': np.zeros(inputs.vocab_size, dtype=np.float32)}
+    usual, *training = again_and_again({**usual, 'random_numbers': None, 'weights': weights})
+    large = call(' of a large picture', 'init_hidden_state', ['encoder_out'], STATE, mode='eval')  # before bn learns
     return {name: tensors[name] for name in usual['args']} | {'encoder_out': inputs.pixels()}, [
-        *again_and_again({**usual, 'random_numbers': None, 'weights': weights}),
-        call(' of a large picture', 'init_hidden_state', ['encoder_out'], STATE, mode='eval')], inputs.rates[0]
+        usual, large, *training], inputs.rates[0]
 
 
 def again_and_again(usual):

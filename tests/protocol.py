@@ -167,7 +167,10 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
             try:
                 reply['arrays'] |= carry_out(module, tensors, as_list=as_list, **call)
             except Exception as error:
-                reply['errors'][call['name']] = describe(error, models)
+                described = describe(error, models)
+                if not (described['line'] or hasattr(type(module), call['method'])):  # of a layer
+                    described['error'] += f" (when self.{call['method']} is called)"
+                reply['errors'].setdefault(call['name'], described)
     return reply
 
 
@@ -279,7 +282,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
                         f'it gave {"".join(tuples[:1]) or len(values) or "nothing (is the return missing?)"}')
     if gradient is not None:
         used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=False) if inputs[arg].requires_grad}
-        own = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
+        own = dict(module.named_parameters(remove_duplicate=False)) if isinstance(module, nn.Module) else {}
         return gradients(values, {**used, **own}, name)
     arrays = {key + name: as_array(value, key, promised) for key, value in zip(outputs, values, strict=True)}
     if random_numbers:
@@ -374,7 +377,8 @@ def describe(error, models=None):
         code, there = linecache.getline(file, lines[-1]).strip(), frames[-1][0].f_locals
         shapes = {name: list(there[name].shape) for name in re.findall(r'(?<![.\w])[a-z]\w*', code)
                   if isinstance(there.get(name), torch.Tensor)}
-        described |= {'code': code[:100] + ' ...' * (len(code) > 100), 'called': called, 'file': os.path.basename(file),
+        goes_on = len(code) > 100 or code.count('(') > code.count(')')
+        described |= {'code': code[:100] + ' ...' * goes_on, 'called': called, 'file': os.path.basename(file),
                       'shapes': list(shapes.items())[:9]}
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
         described['todo'] = str(error)[:300]

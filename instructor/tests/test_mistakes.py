@@ -150,10 +150,17 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
     ('return predictions, h, c', 'return predictions, (h, c)', 'one_step must give back predictions, h, c, 3 values'),
     ('self.fc(self.dropout(h))', 'self.fc(F.dropout(h))', 'the same call gives other numbers the second time'),
     ('encoder_out[sort_ind], ', 'encoder_out[sort_ind.argsort()], ', 'pixels, words or states of different captions'),
-    ('return predictions, h, c', 'return predictions, h, h', 'these are the numbers of h')])
+    ('return predictions, h, c', 'return predictions, h, h', 'these are the numbers of h'),
+    ('self.fc = nn.Linear(decoder_dim, vocab_size)', 'self.fc = nn.Linear(decoder_dim, vocab_size, bias=False)',
+     'Likely cause: something there is None: a bias'),
+    ('self.init_c = nn.Linear(encoder_dim, decoder_dim)', 'self.init_c = self.init_h', 'these are the numbers of init'),
+    ('[embeddings, beta * z]', '[embeddings, self.dropout(beta * z)]', 'only what goes into fc is dropped'),
+    ('        return predictions, encoded_captions, decode_lengths, sort_ind',
+     '        return predictions[sort_ind.argsort()], encoded_captions, decode_lengths, sort_ind',
+     'the rows of predictions and of sort_ind are in different orders')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     assert right in RIGHT
-    todo = 2 if 'sort_ind' in right else 4 if 'beta' in right else 1
+    todo = 2 if 'sort_ind' in right else 4 if 'beta' in right or 'init_c' in right else 1
     judged = verdicts(RIGHT.replace(right, wrong, 1), tmp_path, todo, SLOW)
     assert said in next(verdict.message for verdict in judged if verdict.outcome == 'failed')
 

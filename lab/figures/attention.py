@@ -50,7 +50,8 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     caption, words = drawable([sentence(words)], 20 * columns)[0], drawable(words)
     highest = None if scale == 'word' or not words else alphas.max()
     maps = [overlay(image, alpha, highest) for alpha in alphas]
-    bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'), (gate, 'mean β', 'how open the gate is')]
+    bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'),
+            (gate, 'mean β', 'how open the gate is when it says the word')]
     bars = [bar for bar in bars if bar[0] is not None]
     rows = -(-(len(words) + 1) // columns)
     heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
@@ -118,10 +119,10 @@ def plot_pointing(per_word, at_least=5):
     figure, axes, means = places_for_words(per_word, at_least)
     hits, chances = np.transpose(list(means.values()))
     hit, chance = np.mean([pair for pairs in per_word.values() for pair in pairs], axis=0)
-    axes.bar(range(len(hits)), hits, color=COLORS[4], label=f'peak in the box: {hit:.0%} of all such words')
+    axes.bar(range(len(hits)), hits, color=COLORS[4], label=f'peak in the box: {hit:.0%} of all these')
     axes.hlines(chances, np.arange(len(hits)) - 0.4, np.arange(len(hits)) + 0.4, color='black', linewidth=2,
                 label=f'by chance: {chance:.0%}')
-    axes.set(ylabel='fraction of its occurrences', title='does it look at what it names?')
+    axes.set(ylabel='how often', title='does it look at what it names?')
     figure.legend(loc='outside lower right', ncols=2)
     return figure
 
@@ -137,6 +138,6 @@ def places_for_words(per_word, at_least):
     names = drawable(f'{word} ({len(per_word[word])})' for word in means)
     figure, axes = plt.subplots(figsize=(np.clip(0.22 * len(means) + 0.8, 4, WIDTH), 2.8))
     axes.set_xticks(range(len(means)), names, rotation=60, ha='right', rotation_mode='anchor')
-    axes.set(ylim=(0, 1))
+    axes.set(ylim=(0, 1), xlabel='word (how often it is said)')
     axes.grid(axis='x', visible=False)
     return figure, axes, means

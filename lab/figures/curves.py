@@ -62,11 +62,12 @@ def plot_history(histories, begins=None, training=True):
                 if training and key == score[0]:
                     best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
-        axes.set(title=title if training else f'validation {title}', xlabel='epoch')
+        dotted = '\n(dotted: with teacher forcing)' if training and dashes == ':' else ''
+        axes.set(title=title + dotted if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     lines, names = [*handles.values()], drawable(label(name) for name in handles)
     if training:
-        kinds = {'training': '--', 'validation': '-', 'BLEU-4, teacher forcing': ':', 'best': '*'}
+        kinds = {'training': '--', 'validation': '-', 'best': '*'}
         lines += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
         names += kinds
     columns = 100 // (max(map(len, names)) + 8)
@@ -95,10 +96,10 @@ def plot_bleu(results):
             axes.plot(beams, [row[key] for row in result['scores']], **styles[result['model']])
         axes.set(title=key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
-        if key != 'words':
-            axes.set_ylim(bottom=0)  # a zoom makes a difference of 0.01 look like a victory
     for words in {result['reference_words'] for result in results}:  # one for each language
         axes.axhline(words, color='0.4', linestyle=':')
+    for axes in panels:
+        axes.set_ylim(bottom=0)  # a zoom makes a difference of 0.01 look like a victory
     axes.set(title='words per caption')
     legend.legend(axes.lines, [*names, 'people'], loc='center').set_in_layout(False)
     return figure
@@ -118,11 +119,14 @@ def plot_diversity(results, others):
                     for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True)}
         searches |= others[result['model']]
         styles = line_styles(searches)
-        for search, captions in searches.items():
+        for i, (search, captions) in enumerate(searches.items()):
             score = cider_d(references, captions)['CIDEr-D']
-            above.plot(len(set(map(tuple, captions))), score, **styles[search], linestyle='')
-            below.plot(np.mean([len(words) for words in captions]), score, **styles[search], linestyle='')
-        above.set(title=label(result['model']), xlabel=f'different captions of {len(references)}')
+            # open markers of falling size: where two searches say the same, both are seen
+            style = styles[search] | dict(linestyle='', fillstyle='none', markersize=11 - i, markeredgewidth=1.2)
+            above.plot(len(set(map(tuple, captions))), score, **style)
+            below.plot(np.mean([len(words) for words in captions]), score, **style)
+        above.set(title=label(result['model']), xlabel=f'different captions of {len(references)}',
+                  xlim=(0, 1.05 * len(references)))
         above.xaxis.get_major_locator().set_params(integer=True)
         below.set(xlabel='words per caption')
     for axes in panels[:, 0]:

@@ -25,9 +25,9 @@ class Settings:
     embed_dim: int = 512                # length of a word vector
     attention_dim: int = 512            # length of the vectors that attention compares
     decoder_dim: int = 512              # length of the LSTM's hidden state
-    dropout: float = 0.5                # on the hidden state, before the vocabulary layer
+    dropout: float = 0.5                # on the hidden state, before fc
     # training
-    device: str | None = None           # 'cuda', 'cpu', ...; None takes the GPU if there is one
+    device: str | None = None           # 'cuda', 'cpu', ...; None takes a CUDA GPU if there is one
     epochs: int = 120                   # at most
     batch_size: int = 32                # captions
     encoder_lr: float = 1e-4            # learning rates of the optimizer (Adam)
@@ -50,7 +50,7 @@ class Settings:
     embed_dropout: float = 0.0          # on the word vectors, in training
     feature_dropout: float = 0.0        # on whole channels of a picture's features, in training
     word_vectors: str | None = None     # text file of GloVe, word2vec or fastText, embed_dim numbers a word
-    captions: str | None = None         # file of lab/experiments/distillation.py: learn a teacher's captions
+    captions: str | None = None         # file of lab/experiments/distillation.py: learn another decoder's captions
     label_smoothing: float = 0.0        # probability that a target spreads over all words (Szegedy et al. 2016)
     teacher_forcing: PerEpoch = 1.0     # probability of feeding the true word; (1.0, 0.7) falls over the epochs
     flip: bool = False                  # mirror pictures in every other epoch, unless a caption says left or right
