@@ -36,7 +36,7 @@ FOR_THE_BONUS = ('lab/more/adaptive.py', 'lab/more/bahdanau.py', 'lab/more/capti
                  'docs/extensions.md', 'docs/flickr8k_*', 'docs/images/flickr8k_*',
                  'docs/images/adaptive.png', 'docs/images/looks.png', 'tests/bonus/*')  # see instructor/bonus.py
 KEPT_BACK = ('tests/given/*', 'docs/grading.md', 'docs/instructors.md', 'README.md', 'docs/README.zh.md',
-             *FOR_THE_BONUS)
+             'docs/images/zh/*', *FOR_THE_BONUS)
 ASSIGNMENT = ROOT / 'instructor' / 'ASSIGNMENT.md'
 LANGUAGES = {'en': ('task', 'points', 'in all'), 'zh': ('任务', '分值', '合计')}  # -> table of points in ASSIGNMENT.md
 PACKED_AT = (2020, 1, 1, 0, 0, 0)  # so that the same content gives the same zip
@@ -85,8 +85,7 @@ def in_chinese(found):
     results = {name: with_chinese_mistakes(content) for name, content in found.items() if name.endswith('expected.npz')}
     labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes(),
               'notes/matplotlibrc': b'figure.hooks: lab.labels:draw_in_chinese\n'}
-    figures = {name: path.read_bytes() for name in found if (path := translate.FOLDER / name).suffix == '.png'
-               and path.exists()}
+    figures = {path.replace('/zh/', '/'): (ROOT / path).read_bytes() for path in translate.FIGURES}
     return found | texts | results | labels | figures
 
 

@@ -1,6 +1,6 @@
 """The figures of README.md, ASSIGNMENT.md and docs/photos.md, in English and Chinese: ``make pictures``, after a demo.
 
-The Chinese handout has its own, ``instructor/zh/docs/images``. They need a Chinese font: ``pip install mplfonts``.
+The Chinese handout has those of ``docs/images/zh``. They need a Chinese font: ``pip install mplfonts``.
 """
 
 import shutil
@@ -14,7 +14,6 @@ from skimage.io import imsave
 from instructor import handout
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
-from instructor.translate import FOLDER
 
 DEMO = ROOT / 'build' / 'demo'
 # run in a handout's folder that has the demo's runs
@@ -63,9 +62,9 @@ def draw(language):
 
 
 def main():
-    for language, folder in (('en', ROOT), ('zh', FOLDER)):
+    for language, folder in (('en', 'docs/images'), ('zh', 'docs/images/zh')):
         for path in draw(language):
-            shutil.copy(path, folder / 'docs' / 'images' / path.name)
+            shutil.copy(path, ROOT / folder / path.name)
 
 
 if __name__ == '__main__':

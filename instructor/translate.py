@@ -29,6 +29,7 @@ PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'doc
             'tests/bonus/bonus_checks.py', 'tests/bonus/test_*.py', 'instructor/mistakes/todo*.toml']
 SOURCES = [path.relative_to(ROOT).as_posix() for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 README = ROOT / 'docs' / 'README.zh.md'
+FIGURES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob('docs/images/zh/*.png'))]
 HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
 
 
@@ -100,8 +101,8 @@ def readme():
     """README.md in Chinese, as it lies in docs."""
     text = translated('README.md', (ROOT / 'README.md').read_text(encoding='utf-8'))
     text = text.replace('[中文](docs/README.zh.md)', '[English](README.md)')
-    text = re.sub(r'(docs/images/\w+\.png)', lambda match: f'instructor/zh/{match[1]}' if (FOLDER / match[1]).exists()
-                  else match[1], text)
+    for figure in FIGURES:
+        text = text.replace(figure.replace('/zh/', '/'), figure)
     return re.sub(r'\]\((?!\w+:|#)', '](../', text)
 
 
