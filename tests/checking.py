@@ -44,11 +44,12 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     r"AttributeError: '(Decoder\w+|Attention)' object": 'it was made without "self.", or under another name',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
     "(?s).*'?NoneType'?":
-        'something there is None: a bias that was left out (bias=False), or what a method without return gives',
+        'something there is None: a bias that was left out (bias=False), what a method without return gives, or a '
+        'parameter such as keys where another one belongs',
     r'TypeError: .*missing .* positional argument':
         'one that comes before it may be left out: compare the call with the "def" line',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
-    r'TypeError: (Sigmoid|Tanh|ReLU|Softmax)\.__init__':
+    r'TypeError: .*\b(Sigmoid|Tanh|ReLU|Softmax)\b':
         'nn.Sigmoid and its like make a layer; torch.sigmoid computes the numbers',
 }
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
@@ -349,8 +350,9 @@ class Answer:
             if array.shape != size:
                 self.wrong(what, f'it has shape {array.shape}',
                            self.own_cause(name) or self.lab.difference_of(array.shape, size))
-            self.require(self.reply['arrays'][name].dtype != np.float64, f'{name} in single precision',
-                         'it is in double precision', rule='tensors that you fill have the dtype of encoder_out')
+            kind = self.reply['arrays'][name].dtype
+            self.require(kind in (np.float32, np.int64), f'{name} in single precision', f'it is of dtype torch.{kind}',
+                         rule='tensors that you fill have the dtype of encoder_out')
             array = array if array.shape == expected.shape else brief(array)
             tolerance = OF_GRADIENTS if name.startswith('gradient') else TOLERANCE
             far = np.abs(array - expected) - tolerance * self.scale(name)

@@ -22,8 +22,8 @@ def check_layers(lab, kind):
             near = difflib.get_close_matches(name, [n for n in shapes if n not in wanted], 1)
             answer.wrong(f'a layer self.{layer} with {name} of shape {shape}',
                          f'there is no {name}' + (f', but {near[0]}' if near else ''),
-                         f'self.{layer} is made without it (bias=False, affine=False)' if f'{layer}.weight' in shapes
-                         else 'the layer has another name or kind, or is never made')
+                         f'self.{layer} is of another kind, or is made without it (bias=False, affine=False)'
+                         if f'{layer}.weight' in shapes else 'the layer has another name or kind, or is never made')
         answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
                        f'self.{layer} has other sizes: {lab.difference_of(shapes[name], shape)}')
     for what in ('layers', *['equal'] * (kind != 'attention')):
@@ -127,7 +127,8 @@ def check_gradients(answer):
     for name in (name for name in answer.expected if name.startswith('gradient of')):
         if name.endswith(' with keys') and not takes_keys(answer):
             continue
-        answer.same(name, cause='a part is cut off (.detach(), .data, no_grad), or computed in another way')
+        answer.same(name, cause=(
+            'a part is cut off (.detach(), .data, no_grad, requires_grad=False), or computed in another way'))
 
 
 def check_speed(answer):
@@ -177,6 +178,7 @@ def check_shapes_and_order(lab, kind):
 
 def check_where_it_is_zero(answer, name):
     rows, lengths = answer[name], np.array(answer.inputs.lengths)
+    answer.require(rows.dtype.kind == 'f', f'{name} of the dtype of encoder_out', 'they are whole numbers')
     if rows.shape == answer.expected[name][0]:
         written, steps = rows.any(axis=2), np.arange(rows.shape[1])
         ends = written.sum(axis=1, keepdims=True)
@@ -203,7 +205,8 @@ def check_predictions(lab, kind):
     stubs, _, main = EARLIER[lab.todo]
     with_stubs = ask(lab, kind, stubs=stubs) if lab.subject.works(main, stubs) else answer  # these do not drop anything
     with_stubs.same('predictions in training', shape='batch_size, max(decode_lengths), vocab_size',
-                    rule='forward does the same in training, and leaves train() and eval() alone')
+                    rule='in training, too, forward returns what init_hidden_state and one_step give, with dropout, '
+                         'whatever was called before; it leaves train() and eval() alone')
     ask(lab, kind, 'batch').same('predictions of large sizes', **if_usual(
         answer, ['predictions'], 'only small numbers of captions, words or cells, or short vectors, work'))
 

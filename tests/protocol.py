@@ -155,6 +155,7 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
             module = models
             if request.get('make'):
                 module = make(models, **{key: request.get(key) or {} for key in ('make', 'sizes', 'layers', 'stubs')})
+                shift_unlisted(module, request.get('layers') or {})
                 load_weights(module, request.get('weights', {}))
         except Exception as error:
             reply['errors']['all'] = describe(error, models)
@@ -222,6 +223,15 @@ def own_tensors(module):
 
 def shapes(module):
     return {name: tensor.shape for name, tensor in own_tensors(module).items()}
+
+
+@torch.no_grad()
+def shift_unlisted(module, layers):
+    """Other numbers for parameters of no layer that the lab lists, such as a first state that is learnt and begins as
+    zeros: what comes out must not depend on them."""
+    for name, tensor in module.named_parameters():
+        if layers and name.partition('.')[0] not in layers:
+            tensor.add_(wave(*tensor.shape, shift=0.3))
 
 
 @torch.no_grad()
@@ -313,12 +323,11 @@ def gradients(values, tensors, name):
     """Gradients of a mixture of all numbers that came back: zeros where there is none."""
     loss = sum((value * wave(*value.shape, shift=0.1 * (i + 1))).sum() for i, value in enumerate(values)
                if torch.is_tensor(value) and value.requires_grad)
-    grads = [None] * len(tensors)
-    if torch.is_tensor(loss):
-        grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
-    zeros = map(torch.zeros_like, tensors.values())
-    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(zero if own is None else own, key)
-            for key, own, zero in zip(tensors, grads, zeros, strict=True)}
+    learn = [tensor for tensor in tensors.values() if tensor.requires_grad]
+    grads = torch.autograd.grad(loss, learn, allow_unused=True) if torch.is_tensor(loss) else [None] * len(learn)
+    grads = {id(tensor): own for tensor, own in zip(learn, grads, strict=True) if own is not None}
+    return {f"gradient of {key.replace('_l0', '')}{name}": as_array(
+        grads.get(id(tensor), torch.zeros_like(tensor)), key) for key, tensor in tensors.items()}
 
 
 def word_by_word(module, encoder_out, words):

@@ -157,10 +157,13 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
     ('[embeddings, beta * z]', '[embeddings, self.dropout(beta * z)]', 'only what goes into fc is dropped'),
     ('        return predictions, encoded_captions, decode_lengths, sort_ind',
      '        return predictions[sort_ind.argsort()], encoded_captions, decode_lengths, sort_ind',
-     'the rows of predictions and of sort_ind are in different orders')])
+     'the rows of predictions and of sort_ind are in different orders'),
+    ('alpha.unsqueeze(1), encoder_out).squeeze(1)', 'alpha.unsqueeze(1), encoder_out).squeeze(1) + encoder_out.mean(1)',
+     'sum over the pixels of alpha * encoder_out'),
+    ('self.bn = nn.BatchNorm1d(embed_dim)', 'self.bn = nn.LayerNorm(embed_dim)', 'self.bn is of another kind')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     assert right in RIGHT
-    todo = 2 if 'sort_ind' in right else 4 if 'beta' in right or 'init_c' in right else 1
+    todo = 2 if 'sort_ind' in right else 3 if 'alpha' in right else 4 if 'beta' in right or 'init_c' in right else 1
     judged = verdicts(RIGHT.replace(right, wrong, 1), tmp_path, todo, SLOW)
     assert said in next(verdict.message for verdict in judged if verdict.outcome == 'failed')
 
