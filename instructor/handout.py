@@ -218,7 +218,7 @@ def prove_only_weights(path, data):
     """A file of safetensors begins with a JSON of what is in it."""
     header = json.loads(data[8:8 + int.from_bytes(data[:8], 'little')])
     values = header.pop('__metadata__')
-    if {*values} != {*box.VALUES} or {w['dtype'] for w in header.values()} - {'I8', 'F32'}:
+    if {*values} != {*box.VALUES} or {w['dtype'] for w in header.values()} - {'I8', 'F32', 'I64'}:
         raise HandoutError(f'{path} holds something else than weights, settings and vocabulary')
 
 

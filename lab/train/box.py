@@ -1,7 +1,8 @@
 """The model in the box: ``weights/photos.safetensors`` captions photos in two languages, without data or training.
 
-It is a checkpoint's model in a tenth of the space, and a file that can hold no code. Each row of a matrix is kept in 8
-bits, w = s * q with whole numbers q from -127 to 127 and s = max |w| / 127; vectors stay as they are.
+It is a checkpoint's model in a tenth of the space, and a file that can hold no code. Each row of a matrix, and each
+filter of a convolution, is kept in 8 bits, w = s * q with whole numbers q from -127 to 127 and s = max |w| / 127;
+vectors stay as they are.
 """
 
 import json
@@ -15,19 +16,20 @@ from lab.train.source import ROOT
 from utils import atomic_path
 
 PHOTOS = ROOT / 'weights' / 'photos.safetensors'
+PARTS = 'decoder', 'encoder'
 VALUES = ('settings', 'word_map', 'encoder_digest')  # of a checkpoint, as JSON
 
 
 def pack(state, path):
     """Write the model of a checkpoint.
 
-    :param state: of ``checkpoints.read_checkpoint``; with a frozen encoder, which is kept by name
+    :param state: of ``checkpoints.read_checkpoint``; an encoder that was not fine-tuned is kept by name
     :param path: ends in .safetensors
     """
     tensors = {}
-    for name, weight in state['decoder'].items():
-        if weight.dim() == 2:
-            scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / 127
+    for name, weight in ((f'{part}.{name}', weight) for part in PARTS for name, weight in (state[part] or {}).items()):
+        if weight.dim() >= 2:
+            scale = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True).clamp(min=1e-12) / 127
             tensors[f'{name}.scale'], weight = scale, (weight / scale).round().to(torch.int8)
         tensors[name] = weight.contiguous()
     values = {name: json.dumps(state[name], ensure_ascii=False) for name in VALUES}
@@ -46,5 +48,8 @@ def unpack(path, device='cpu'):
     except (OSError, SafetensorError) as error:
         raise ValueError(f'{path} cannot be read: take it anew from the lab ({error})') from error
     scales = {name.removesuffix('.scale'): tensors.pop(name) for name in list(tensors) if name.endswith('.scale')}
-    decoder = {name: weight * scales[name] if name in scales else weight for name, weight in tensors.items()}
-    return dict(decoder=decoder, encoder=None, history=[], **values)
+    parts = {part: {} for part in PARTS}
+    for name, weight in tensors.items():
+        part, _, own = name.partition('.')
+        parts[part][own] = weight * scales[name] if name in scales else weight
+    return dict(decoder=parts['decoder'], encoder=parts['encoder'] or None, history=[], **values)

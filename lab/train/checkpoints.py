@@ -131,7 +131,7 @@ def restore_model(model, state, path):
     except RuntimeError as error:
         raise ValueError(f'{path} does not fit the decoder or encoder of the settings: '
                          f'{str(error).splitlines()[-1].strip()}') from error
-    if encoder_digest(model.encoder) != state['encoder_digest']:
+    if state['encoder'] is None and encoder_digest(model.encoder) != state['encoder_digest']:
         raise ValueError(f'{path} was trained with other encoder weights than those loaded now: set encoder '
                          'and encoder_weights as they were')
 
