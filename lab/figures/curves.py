@@ -98,10 +98,11 @@ def plot_bleu(results):
         axes.margins(0.1)
     for words in {result['reference_words'] for result in results}:  # one for each language
         axes.axhline(words, color='0.4', linestyle=':')
-    for axes in panels:
-        axes.set_ylim(bottom=0)  # a zoom makes a difference of 0.01 look like a victory
+    for axes, key in zip(panels, [*scores, 'words'], strict=True):
+        # from 0, and all BLEU alike: a zoom makes a difference of 0.01 look like a victory
+        axes.set_ylim(0, 1 if key.startswith('BLEU') else 1.1 * axes.get_ylim()[1])
     axes.set(title='words per caption')
-    legend.legend(axes.lines, [*names, 'people'], loc='center').set_in_layout(False)
+    legend.legend(axes.lines, [*names, 'references'], loc='center').set_in_layout(False)
     return figure
 
 
