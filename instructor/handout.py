@@ -85,7 +85,7 @@ def in_chinese(found):
     results = {name: with_chinese_mistakes(content) for name, content in found.items() if name.endswith('expected.npz')}
     labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes(),
               'notes/matplotlibrc': b'figure.hooks: lab.labels:draw_in_chinese\n'}
-    figures = {path.replace('/zh/', '/'): (ROOT / path).read_bytes() for path in translate.FIGURES}
+    figures = {english: (ROOT / chinese).read_bytes() for english, chinese in translate.FIGURES.items()}
     return found | texts | results | labels | figures
 
 

@@ -1,4 +1,4 @@
-"""Make ``weights/photos.safetensors`` of two trained checkpoints, and say what 8 bits lose on the validation split.
+"""Make ``weights/photos.safetensors`` of two trained checkpoints, and score it in 32 and in 8 bits on validation.
 
     python -m instructor.pack_photos FINE_TUNED SELF_CRITICAL --share 0.3
 
@@ -25,6 +25,7 @@ def main():
     parser.add_argument('--share', type=float, default=0.3, help="the second's share of the weights")
     arguments = parser.parse_args()
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')))
+    from lab.app import PHOTO_SEARCH
     from lab.decode.evaluate import evaluate
     from lab.train.box import pack
     from lab.train.checkpoints import load_model, read_checkpoint
@@ -33,12 +34,15 @@ def main():
     state['decoder'] = {name: torch.lerp(weight, other['decoder'][name], arguments.share)
                         for name, weight in state['decoder'].items()}
     data_folder = state['settings']['data_folder']
-    pack(state | dict(settings=state['settings'] | SETTINGS), PHOTOS)
+    state['settings'] |= SETTINGS
+    pack(state, PHOTOS)
     print(f'{PHOTOS}: {PHOTOS.stat().st_size / 1e6:.2f} MB')
-    for path in (*arguments.checkpoints, PHOTOS):
+    whole = ROOT / 'build' / 'average.pth.tar'
+    torch.save(state, whole)
+    for path in (whole, PHOTOS):
         for model in load_model(path).by_language():
             model.settings = {**model.settings, 'data_folder': data_folder}
-            result = evaluate(model, split='VAL', beam_sizes=[3])
+            result = evaluate(model, split='VAL', beam_sizes=[3], search=PHOTO_SEARCH)
             different = len({tuple(words) for words in result['captions_per_beam'][0]})
             print(path, model.language, result['scores'][0], f'{different} different captions')
 

@@ -62,7 +62,7 @@ def draw(language):
 
 
 def main():
-    for language, folder in (('en', 'docs/images'), ('zh', 'docs/images/zh')):
+    for language, folder in (('zh', 'docs/images/zh'), ('en', 'docs/images')):  # the font is missed first
         for path in draw(language):
             shutil.copy(path, ROOT / folder / path.name)
 

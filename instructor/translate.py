@@ -29,7 +29,7 @@ PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'doc
             'tests/bonus/bonus_checks.py', 'tests/bonus/test_*.py', 'instructor/mistakes/todo*.toml']
 SOURCES = [path.relative_to(ROOT).as_posix() for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 README = ROOT / 'docs' / 'README.zh.md'
-FIGURES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob('docs/images/zh/*.png'))]
+FIGURES = {f'docs/images/{path.name}': f'docs/images/zh/{path.name}' for path in ROOT.glob('docs/images/zh/*.png')}
 HEADER = 'msgid ""\nmsgstr "Language: zh\\nContent-Type: text/plain; charset=utf-8\\n"\n\n'
 
 
@@ -101,8 +101,8 @@ def readme():
     """README.md in Chinese, as it lies in docs."""
     text = translated('README.md', (ROOT / 'README.md').read_text(encoding='utf-8'))
     text = text.replace('[中文](docs/README.zh.md)', '[English](README.md)')
-    for figure in FIGURES:
-        text = text.replace(figure.replace('/zh/', '/'), figure)
+    for english, chinese in FIGURES.items():
+        text = text.replace(english, chinese)
     return re.sub(r'\]\((?!\w+:|#)', '](../', text)
 
 

@@ -43,7 +43,7 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     r'TypeError: (Decoder\w+|Attention)\.\w+\(\) takes': 'self, the first parameter, is missing in its "def" line',
     r"AttributeError: '(Decoder\w+|Attention)' object": 'it was made without "self.", or under another name',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
-    "(?s).*'?NoneType'?":
+    r'.*NoneType':
         'something there is None: a bias that was left out (bias=False), what a method without return gives, or a '
         'parameter such as keys where another one belongs',
     r'TypeError: .*missing .* positional argument':

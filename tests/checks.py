@@ -239,13 +239,12 @@ def check_captions_do_not_touch_each_other(lab, kind):
 def check_works_in_training_and_beam_search(lab, kind):
     """As in training: batches one after another; large numbers of cells and words. The same words one by one."""
     answer, training = ask(lab, kind), ask(lab, kind, 'training')
-    for call, why in (('', dict(cause='forward calls eval(), or drops something itself')),
-                      (' of long captions', dict(note='here are 196 cells, and captions of 31 and 52 words without '
-                                                      '<pad>')),
-                      (' of large numbers', dict(cause='large numbers are cut off, or a call before changed what came '
-                                                       'in')),
-                      (' once more', dict(cause='a call leaves something behind for the next one'))):
-        training.same(*outputs(kind, call), **if_usual(answer, outputs(kind), **why))
+    for call, said_as, text in (
+            ('', 'cause', 'forward calls eval(), or drops something itself'),
+            (' of long captions', 'note', 'here are 196 cells, and captions of 31 and 52 words without <pad>'),
+            (' of large numbers', 'cause', 'large numbers are cut off, or a call before changed what came in'),
+            (' once more', 'cause', 'a call leaves something behind for the next one')):
+        training.same(*outputs(kind, call), **if_usual(answer, outputs(kind), **{said_as: text}))
     check_not_seeded(answer)
     batch = ask(lab, kind, 'batch')
     if not batch.stubs:  # those drop nothing

@@ -155,7 +155,8 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
             module = models
             if request.get('make'):
                 module = make(models, **{key: request.get(key) or {} for key in ('make', 'sizes', 'layers', 'stubs')})
-                shift_unlisted(module, request.get('layers') or {})
+                if request.get('layers'):
+                    shift_unlisted(module, request['layers'])
                 load_weights(module, request.get('weights', {}))
         except Exception as error:
             reply['errors']['all'] = describe(error, models)
@@ -228,9 +229,12 @@ def shapes(module):
 @torch.no_grad()
 def shift_unlisted(module, layers):
     """Other numbers for parameters of no layer that the lab lists, such as a first state that is learnt and begins as
-    zeros: what comes out must not depend on them."""
+    zeros: what comes out must not depend on them.
+
+    :param layers: names of the listed ones
+    """
     for name, tensor in module.named_parameters():
-        if layers and name.partition('.')[0] not in layers:
+        if name.partition('.')[0] not in layers:
             tensor.add_(wave(*tensor.shape, shift=0.3))
 
 

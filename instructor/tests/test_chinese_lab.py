@@ -1,4 +1,4 @@
-"""What the Chinese lab prints is Chinese, but for names of code and words of the field."""
+"""What the Chinese lab prints is Chinese, but for names of code and words of the field; and figures of both labs."""
 
 import ast
 import os
@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
-from instructor import handout
+from instructor import handout, pictures
+from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
 from instructor.mistakes import mistakes
 
@@ -61,6 +63,21 @@ def test_checks(lab, mistake):
         (lab / 'models.py').write_bytes(REFERENCE.read_bytes())
 
 
-def test_training_and_report(lab):
-    assert english_printed_by(lab, '-c', WHOLE) == set()
-    assert english_printed_by(lab, 'report/render.py') == set()
+@pytest.fixture(scope='module')
+def of_training(lab):
+    """The English words of a training and a test, which leave their files."""
+    return english_printed_by(lab, '-c', WHOLE)
+
+
+def test_training_and_report(lab, of_training):
+    assert of_training == set() == english_printed_by(lab, 'report/render.py')
+
+
+def test_the_pages_figures_come_from_trained_models(lab, of_training, monkeypatch):
+    monkeypatch.setattr(pictures, 'DEMO', lab)
+    drawn = {path.name: path for path in pictures.draw('en')}
+    pages = ''.join((ROOT / page).read_text(encoding='utf-8') for page in ('README.md', 'docs/photos.md'))
+    assert {*drawn} == {*re.findall(r'images/(\w+\.png)', pages)}
+    for path in drawn.values():
+        with Image.open(path) as figure:
+            assert min(figure.size) > 200 and figure.convert('L').getextrema()[0] < 128  # something is drawn

@@ -119,7 +119,7 @@ def plot_pointing(per_word, at_least=5):
     figure, axes, means = places_for_words(per_word, at_least)
     hits, chances = np.transpose(list(means.values()))
     hit, chance = np.mean([pair for pairs in per_word.values() for pair in pairs], axis=0)
-    axes.bar(range(len(hits)), hits, color=COLORS[4], label=f'peak in the box: {hit:.0%}, rare words too')
+    axes.bar(range(len(hits)), hits, color=COLORS[4], label=f'peak in the box: {hit:.0%} of all words')
     axes.hlines(chances, np.arange(len(hits)) - 0.4, np.arange(len(hits)) + 0.4, color='black', linewidth=2,
                 label=f'by chance: {chance:.0%}')
     axes.set(ylabel='how often', title='does it look at what it names?')

@@ -120,10 +120,10 @@ def plot_diversity(results, others):
                     for row, captions in zip(result['scores'], result['captions_per_beam'], strict=True)}
         searches |= others[result['model']]
         styles = line_styles(searches)
-        for i, (search, captions) in enumerate(searches.items()):
+        # open markers of falling size: where two searches say the same, both are seen
+        for (search, captions), size in zip(searches.items(), np.linspace(11, 4, len(searches)), strict=True):
             score = cider_d(references, captions)['CIDEr-D']
-            # open markers of falling size: where two searches say the same, both are seen
-            style = styles[search] | dict(linestyle='', fillstyle='none', markersize=11 - i, markeredgewidth=1.2)
+            style = styles[search] | dict(linestyle='', fillstyle='none', markersize=size, markeredgewidth=1.2)
             above.plot(len(set(map(tuple, captions))), score, **style)
             below.plot(np.mean([len(words) for words in captions]), score, **style)
         above.set(title=label(result['model']), xlabel=f'different captions of {len(references)}',

@@ -27,11 +27,12 @@ def pack(state, path):
     :param path: ends in .safetensors
     """
     tensors = {}
-    for name, weight in ((f'{part}.{name}', weight) for part in PARTS for name, weight in (state[part] or {}).items()):
-        if weight.dim() >= 2:
-            scale = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True).clamp(min=1e-12) / 127
-            tensors[f'{name}.scale'], weight = scale, (weight / scale).round().to(torch.int8)
-        tensors[name] = weight.contiguous()
+    for part in PARTS:
+        for name, weight in (state[part] or {}).items():
+            if weight.dim() >= 2:
+                scale = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True).clamp(min=1e-12) / 127
+                tensors[f'{part}.{name}.scale'], weight = scale, (weight / scale).round().to(torch.int8)
+            tensors[f'{part}.{name}'] = weight.contiguous()
     values = {name: json.dumps(state[name], ensure_ascii=False) for name in VALUES}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, values)
