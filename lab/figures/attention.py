@@ -122,7 +122,7 @@ def plot_pointing(per_word, at_least=5):
     axes.bar(range(len(hits)), hits, color=COLORS[4], label=f'peak in the box: {hit:.0%} of all words')
     axes.hlines(chances, np.arange(len(hits)) - 0.4, np.arange(len(hits)) + 0.4, color='black', linewidth=2,
                 label=f'by chance: {chance:.0%}')
-    axes.set(ylabel='how often', title='does it look at what it names?')
+    axes.set(ylabel='share of peaks in the box', title='does it look at what it names?')
     figure.legend(loc='outside lower right', ncols=2)
     return figure
 
