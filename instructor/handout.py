@@ -195,7 +195,7 @@ def prove_nothing_is_given_away(archive):
         for name in packed.namelist():
             data = packed.read(name)
             path = name.removeprefix(f'{NAME}/')
-            allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png', '.css', '.js')) \
+            allowed = path.endswith(('.py', '.ipynb', '.md', '.toml', '.txt', '.json', '.png', '.jpg', '.css', '.js')) \
                 or path in ('weights/shapes_cnn.pth', PHOTOS, 'tests/expected.npz', 'notes/matplotlibrc')
             if not allowed or path.startswith(('instructor', '.', 'build')) or '__pycache__' in path:
                 raise HandoutError(f'{path} is not for students')

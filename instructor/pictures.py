@@ -8,9 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from skimage import data
-from skimage.io import imsave
-
 from instructor import handout
 from instructor.assemble import ROOT
 from instructor.cut import REFERENCE
@@ -28,7 +25,7 @@ save_figure(plot_history(read_histories('runs/shapes')), 'drawn/history.png')
 shapes, photos = load_models('runs/shapes', 'Attention'), load_models('', 'photos')
 for name, picture, model, options in (
         ('attention', 1, shapes['Attention'], {}),
-        *((f'photo_{language}', 'camera.png', photos[f'photos_{language}'], dict(search=PHOTO_SEARCH))
+        *((f'photo_{language}', 'docs/images/surfer.jpg', photos[f'photos_{language}'], dict(search=PHOTO_SEARCH))
           for language in ('en', 'zh'))):
     _, pixels = find_picture(model, picture)
     found = caption_image(model, pixels, **options)
@@ -53,7 +50,6 @@ def draw(language):
         path.write_bytes(content)
     for name in ('data', 'runs'):
         (folder / name).symlink_to(DEMO / name)
-    imsave(folder / 'camera.png', data.camera())
     printed = subprocess.run([sys.executable, '-c', DRAW], cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
     print(printed.stdout)
     if 'mplfonts' in printed.stdout:
