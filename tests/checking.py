@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inputs import Inputs, Layers, build, wave
+from inputs import CLASS, Inputs, Layers, build, wave
 
 HERE = Path(__file__).resolve().parent
 LABELS = HERE.parent / 'lab' / 'labels.json'  # the Chinese lab's: what it says for names of calls and other words
@@ -44,13 +44,13 @@ OF_ERRORS = {  # how an error begins -> its likely cause
     r"AttributeError: '(Decoder\w+|Attention)' object": 'it was made without "self.", or under another name',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
     r'.*NoneType':
-        'something there is None: a bias that was left out (bias=False), what a method without return gives, or a '
-        'parameter such as keys where another one belongs',
+        'something there is None: a bias that was left out (bias=False), what a method without return gives, or keys, '
+        'which are None where the caller has none',
     r'TypeError: .*missing .* positional argument':
         'one that comes before it may be left out: compare the call with the "def" line',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
     r'TypeError: .*\b(Sigmoid|Tanh|ReLU|Softmax)\b':
-        'nn.Sigmoid and its like make a layer; torch.sigmoid computes the numbers',
+        'nn.Sigmoid and the like make a layer; torch.sigmoid computes the numbers',
 }
 NOT_COUNTED = ('test_speed', 'test_device')  # a TODO is right, for those after it, if all other checks pass
 
@@ -252,7 +252,8 @@ class Lab:
         """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
         if not re.search(r'(?i)size|shape|dim|\dD|elements', error['error']):
             return ''
-        return ''.join(f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
+        return ''.join(f'; {name} is a tuple of {shape}' if isinstance(shape, int) else
+                       f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
 
 
 class Answer:
@@ -260,6 +261,7 @@ class Answer:
 
     def __init__(self, lab, name, method, stubs):
         self.lab, self.name, self.method, self.stubs, self.inputs = lab, name, method, stubs, lab.inputs
+        self.kind = name.partition('_')[0]
         self.reply = lab.subject.reply(name, stubs)
         self.errors = self.reply['errors']
 
@@ -282,23 +284,32 @@ class Answer:
         numbers = array.astype(float)
         _, expected = self.expected.get(name, ((), np.ones(1)))
         most, largest = LARGEST * np.abs(expected).max(initial=1), np.abs(numbers).max(initial=0)
-        self.require(largest <= most, f'{name} to hold numbers of at most {most:.3g}', f'its largest is {largest:.3g}',
-                     'a division by zero, exp of large numbers, or torch.empty, which holds anything')
+        if not largest <= most:
+            place = np.unravel_index(np.nan_to_num(np.abs(numbers), nan=np.inf).argmax(), numbers.shape)
+            self.wrong(f'{name} to hold numbers of at most {most:.3g}',
+                       f'at {self.index(place)} it is {numbers[place]:.3g}',
+                       'a division by zero, exp of large numbers, torch.empty, which holds anything, or what it was '
+                       'filled with at first')
         return numbers if array.dtype.kind == 'f' else array
 
     def stopped(self, call):
         error, which = self.errors[call], ''
+        if 'returned' in error:
+            self.wrong(*error['returned'])
         if call not in ('', 'all', '0'):
             which = CALLS.get(call, f' ({call.strip(" ,")})')
         line, where, cause = error.get('line'), '', ''
         if line:
             # an earlier method may stop at what this one hands over
             own = next((own for name, own in reversed(error['called']) if name == self.method), line)
-            cause = '' if own == line or '.' not in error['called'][-1][0] else f'what line {own} hands over'
-            where = f" ({error['file']}, line {line}{f', from line {own}' * (own != line)}: {error.get('code', '')})"
-        hint = next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
-        cause = '; '.join(filter(None, (cause, hint)))
-        self.wrong(f'that it runs{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
+            cause = '' if own == line or '.' not in error['called'][-1][0] else f'the arguments in line {own}'
+            called = f'; called from line {own}' * (own != line)
+            where = f" ({error['file']}, line {line}: {error.get('code', '')}{called})"
+        cause = cause or next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
+        missing = re.search(rf"'{CLASS.get(self.kind)}' object has no attribute '(\w+)'", error['error'])
+        if missing and missing[1] not in self.lab.subject.stored.layers.made[self.kind]:
+            cause = f'the TODO asks for no layer {missing[1]} in this class'
+        self.wrong(f'it to run{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
     def wrong(self, expected, came, cause='', rule='', note=''):
         """Fail, with everything in the first line.
@@ -309,6 +320,9 @@ class Answer:
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply)
         if known:  # the same error can come from elsewhere, the same numbers hardly
             cause = ('Likely cause: ' if self.errors else KNOWN) + '; or: '.join(known)
+        elif changed := self.reply.get('changed'):
+            tensor = re.split(' (?:in|of|with|padded) ', changed[0])[0]
+            cause = f'Likely cause: {self.method} changes {tensor} in place'
         elif cause:
             cause = f'Likely cause: {cause}'
         elif note:
@@ -336,7 +350,10 @@ class Answer:
             return ('the same call gives other numbers the second time: something in it is random (dropout in eval(), '
                     'torch.randn, a layer that is made anew), or an input or a layer is changed')
         results = [other for other in self.expected if ' ' not in name + other]
-        return next((f'these are the numbers of {other}' for other in results if self.is_right(name, of=other)), '')
+        same_as = next((f'these are the numbers of {other}' for other in results if self.is_right(name, of=other)), '')
+        training = self.reply['arrays'].get(f'{name} in training')
+        only_there = training is not None and same(brief(training), brief(self.expected[name][1]))
+        return same_as or 'it is right in training, and wrong in eval()' * only_there
 
     def same(self, *names, shape='', cause='', **more):
         """The arrays of these names are what was expected.
@@ -348,7 +365,7 @@ class Answer:
             array, (size, expected) = self[name], self.expected[name]
             what = f'{name} of shape {size}' + (f' = ({shape})' if shape else '')
             if array.shape != size:
-                self.wrong(what, f'it has shape {array.shape}',
+                self.wrong(what, f'its shape is {array.shape}',
                            self.own_cause(name) or self.lab.difference_of(array.shape, size))
             kind = self.reply['arrays'][name].dtype
             self.require(kind in (np.float32, np.int64), f'{name} in single precision', f'it is of dtype torch.{kind}',
@@ -358,12 +375,16 @@ class Answer:
             far = np.abs(array - expected) - tolerance * self.scale(name)
             if far.size and far.max() > 0:
                 place = np.unravel_index(far.argmax(), far.shape)
-                index = f" at [{', '.join(map(str, place))}]" if place else ''
+                index = f' at {self.index(place)}' if place else ''
                 mixed = 'a sum over the other dimensions, weighted at random, ' if array.shape != size else ''
-                self.wrong(f'{name}{index} = {expected[place]:.5g} ({mixed}tolerance '
-                           f'{tolerance * self.scale(name):.1g})',
+                allowed = f' ({mixed}tolerance {tolerance * self.scale(name):.1g})' if kind == np.float32 else ''
+                self.wrong(f'{name}{index} = {expected[place]:.5g}{allowed}',
                            f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ',
                            self.own_cause(name) or cause, **more)
+
+    @staticmethod
+    def index(place):
+        return f"[{', '.join(map(str, place))}]"
 
     def scale(self, name):
         """What the tolerance is relative to: the largest number of an array; of a gradient that is zero in theory, such

@@ -22,10 +22,12 @@ def check_layers(lab, kind):
             near = difflib.get_close_matches(name, [n for n in shapes if n not in wanted], 1)
             answer.wrong(f'a layer self.{layer} with {name} of shape {shape}',
                          f'there is no {name}' + (f', but {near[0]}' if near else ''),
-                         f'self.{layer} is of another kind, or is made without it (bias=False, affine=False)'
+                         f'self.{layer} is of another kind, or is made without it (bias=False, affine=False, '
+                         'track_running_stats=False)'
                          if f'{layer}.weight' in shapes else 'the layer has another name or kind, or is never made')
-        answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}',
-                       f'self.{layer} has other sizes: {lab.difference_of(shapes[name], shape)}')
+        answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}', (
+            f'self.{layer} is of another kind' if len(shapes[name]) != len(shape) else
+            f'self.{layer} has other sizes: {lab.difference_of(shapes[name], shape)}'))
     for what in ('layers', *['equal'] * (kind != 'attention')):
         answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__', stubs=())
         answer.same(*(name for name in answer.expected if name != 'dropout'),
@@ -42,7 +44,7 @@ def check_probability(answer):
     answer.require(abs(share - probability) < 1e-4, f'self.dropout = nn.Dropout with probability {probability:.3g}',
                    f'its probability is {share:.3g}', rule='nn.Dropout gets the parameter dropout')
     answer.require(max(of_share, of_pattern) < SURE, 'self.dropout to drop each entry by itself',
-                   'entries are dropped together', 'nn.Dropout1d and its like drop whole rows: take nn.Dropout')
+                   'entries are dropped together', 'nn.Dropout1d and the like drop whole rows: take nn.Dropout')
 
 
 def randomness(kept, probability):
@@ -170,10 +172,10 @@ def check_shapes_and_order(lab, kind):
                        rule='the indices that the sort gave you')
         answer.require(captions.dtype == np.int64, f'encoded_captions{call} of dtype torch.long', 'they are floats')
         answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', note=usual,
-                    rule='the captions in the order of sort_ind, whole, with <start> and padding')
+                    rule='the captions in the order of sort_ind, complete, with <start>, <end> and padding')
         answer.require(scores.shape == size, f'predictions{call} of shape {size} = (batch_size, max(decode_lengths), '
                        'vocab_size)', f'their shape is {scores.shape}', note=usual,
-                       rule='these are the sizes of the zeros that you fill')
+                       rule='the zeros that you fill have these sizes, and keep them')
 
 
 def check_where_it_is_zero(answer, name):
@@ -197,9 +199,11 @@ def check_predictions(lab, kind):
     mixed = not answer.is_right('predictions') and answer.is_right('predictions of the first caption alone')
     answer.same('predictions', shape='batch_size, max(decode_lengths), vocab_size', cause=mixed * (
         'a caption alone comes out right, so in a batch the pixels, words or states of different captions meet: sort '
-        'each of them once'), rule=(
-        'step t gets the vectors of word t, the h and c of step t - 1 and, in TODO 5, the pixels; its scores stay as '
-        'they are'))
+        'each of them once, and cut each to its first n rows'), rule=(
+        'step t gets the vectors of word t and the h and c of step t - 1, step 0 those of init_hidden_state; its '
+        'scores stay as they are' if kind == 'plain' else
+        'step t gets the vectors of word t, the pixels, the h and c of step t - 1, step 0 those of init_hidden_state, '
+        'and, if you hand them over, the keys as encoder_att gives them; its scores stay as they are'))
     answer.same('predictions once more', cause=(
         'forward changes encoder_out, the captions or their lengths in place, or leaves something behind'))
     stubs, _, main = EARLIER[lab.todo]
@@ -244,7 +248,7 @@ def check_works_in_training_and_beam_search(lab, kind):
             (' of long captions', 'note', 'here are 196 cells, and captions of 31 and 52 words without <pad>'),
             (' of large numbers', 'cause', 'large numbers are cut off, or a call before changed what came in'),
             (' once more', 'cause', 'a call leaves something behind for the next one')):
-        training.same(*outputs(kind, call), **if_usual(answer, outputs(kind), **{said_as: text}))
+        training.same(*outputs(kind, f' in training{call}'), **if_usual(answer, outputs(kind), **{said_as: text}))
     check_not_seeded(answer)
     batch = ask(lab, kind, 'batch')
     if not batch.stubs:  # those drop nothing
@@ -259,7 +263,11 @@ def check_device(lab, kind):
     """What is made must lie where encoder_out lies. Without a GPU this cannot be computed: no points."""
     answer = ask(lab, kind)
     made = answer['made on the CPU']
+    *made, line = made
     names = [name for name, on_cpu in zip(('predictions', '', '', 'alphas'), made, strict=False) if name and on_cpu]
+    rule = 'they are made on the device of encoder_out'
     answer.require(not names, 'tensors that lie where encoder_out lies', f'{" and ".join(names)} always lie on the CPU',
-                   rule='they are made on the device of encoder_out')
+                   rule=rule)
+    answer.require(not line, 'tensors that lie where encoder_out lies',
+                   f'line {line} of models.py uses one that always lies on the CPU, which fails on a GPU', rule=rule)
 

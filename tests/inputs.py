@@ -295,7 +295,7 @@ def ask_attention(inputs, kind, made):
         'more cells': inputs.pictures(*inputs.more_cells).reshape(inputs.batch, -1, inputs.encoder_dim)}
     outputs, keys = ['z', 'alpha'], ['encoder_att', 'encoder_out']
     attend = ('forward', ['encoder_out', 'h'], outputs)
-    others = [call(f', {name}', 'forward', [name, 'h'], outputs)
+    others = [call(f' with {name}', 'forward', [name, 'h'], outputs)
               for name in ('pixels in another order', 'equal pixels', 'strong pixels', 'more cells')]
     return tensors, [
         call('', *attend, mode='eval', random_numbers=1),
@@ -347,11 +347,12 @@ def ask_training(inputs, kind, made):
     forward = ('forward', BATCH, FORWARD[kind])
     weights = {'embedding.weight': 5 * inputs.wave(inputs.vocab_size, inputs.embed_dim)}
     return tensors, [
-        call('', *forward, mode='train'), call(' once more', *forward),
-        call('', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH),
-        call(' (frozen encoder)', 'forward', DIFFERENT, FORWARD[kind], gradient=[]),
-        call(' of long captions', 'forward', ['many cells', 'long captions', 'long lengths'], FORWARD[kind]),
-        call(' of large numbers', *forward, weights=weights)]
+        call(' in training', *forward, mode='train'), call(' in training once more', *forward),
+        call(' in training', 'forward', DIFFERENT, FORWARD[kind], gradient=BATCH),
+        call(' in training (frozen encoder)', 'forward', DIFFERENT, FORWARD[kind], gradient=[]),
+        call(' in training of long captions', 'forward', ['many cells', 'long captions', 'long lengths'],
+             FORWARD[kind]),
+        call(' in training of large numbers', *forward, weights=weights)]
 
 
 def ask_batch(inputs, kind, made):

@@ -145,10 +145,10 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
     :param models: a loaded ``models.py``
     :param block: as of :func:`load`
     :param as_list: function of what a method gave back and of the names of its outputs
-    :return: dict with ``arrays``, name -> array, and ``errors``, name of a call -> dict. With a request for no calls
-        the arrays are the shapes of all parameters
+    :return: dict with ``arrays``, name -> array; ``errors``, name of a call -> dict; ``changed``, names of the tensors
+        that the calls have changed in place. With a request for no calls the arrays are the shapes of all parameters
     """
-    reply = {'arrays': {}, 'errors': {}}
+    reply = {'arrays': {}, 'errors': {}, 'changed': []}
     seed(0)
     with block():
         try:
@@ -165,14 +165,17 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
             reply['arrays'] = {name: np.array(shape, dtype=np.int64) for name, shape in shapes(module).items()}
         tensors = {name: as_tensor(array, request.get('permuted')) if isinstance(array, np.ndarray) else array
                    for name, array in request.get('tensors', {}).items()}
+        before = {name: tensor.clone() for name, tensor in tensors.items() if torch.is_tensor(tensor)}
         for call in request['calls']:
             try:
-                reply['arrays'] |= carry_out(module, tensors, as_list=as_list, **call)
+                file = getattr(models, '__file__', None)
+                reply['arrays'] |= carry_out(module, tensors, as_list=as_list, file=file, **call)
             except Exception as error:
                 described = describe(error, models)
                 if not (described['line'] or hasattr(type(module), call['method'])):  # of a layer
                     described['error'] += f" (when self.{call['method']} is called)"
                 reply['errors'].setdefault(call['name'], described)
+        reply['changed'] = [name for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
     return reply
 
 
@@ -246,7 +249,7 @@ def load_weights(module, weights):
 
 
 def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None, weights=None, gradient=None,
-              random_numbers=None, devices=False, as_list=as_list):
+              random_numbers=None, devices=False, as_list=as_list, file=None):
     """One call.
 
     :param tensors: name -> tensor; the call works on these, not on copies
@@ -260,9 +263,11 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param gradient: names of the first arguments, or none of them: give back, in the place of the outputs, the
         gradients of a mixture of them, for these and for all parameters
     :param random_numbers: seed the random generators with this, and give back also what they give after the call
-    :param devices: also which outputs were made on the CPU without looking where the pictures are
+    :param devices: also which outputs were made on the CPU without looking where the pictures are; and the line where
+        such a tensor first meets one of the pictures' device, or 0
+    :param file: ``models.py``, as it was loaded
     :return: name -> array
-    :raises TypeError: something else comes back than the outputs
+    :raises Returned: something else comes back than the outputs
     """
     if weights:
         if unknown := weights.keys() - own_tensors(module).keys():
@@ -280,7 +285,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     if random_numbers:
         seed(random_numbers)
     learns = gradient is not None or getattr(module, 'training', False)
-    with torch.set_grad_enabled(learns), Devices() if devices else contextlib.nullcontext() as made:
+    with torch.set_grad_enabled(learns), Devices(file) if devices else contextlib.nullcontext() as made:
         given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
         extra = {}
         if keys:
@@ -289,11 +294,12 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
             extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor]) if made_before is None else made_before}
             inputs[f'keys {tensor}'] = extra['keys']
         values = as_list(function(*given, **extra), outputs)
-    tuples = [f"a tuple as '{name}'" for name, value in zip(outputs, values, strict=False) if isinstance(value, tuple)]
-    promised = f'{method} must give back {", ".join(outputs)}, {len(outputs)} values'
+    promised = f'{method} to give back {", ".join(outputs)}, {len(outputs)} values, in this order'
+    tuples = [name for name, value in zip(outputs, values, strict=False)
+              if isinstance(value, tuple) and name != 'decode_lengths']
     if len(values) != len(outputs) or tuples:
-        raise TypeError(f'{promised}, none of them a tuple; '
-                        f'it gave {"".join(tuples[:1]) or len(values) or "nothing (is the return missing?)"}')
+        raise Returned(promised, f'{tuples[0]} is a tuple' if tuples else f'it gives back {len(values)}' if values else
+                       'it gives back nothing (is the return missing?)')
     if gradient is not None:
         used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=False) if inputs[arg].requires_grad}
         own = dict(module.named_parameters(remove_duplicate=False)) if isinstance(module, nn.Module) else {}
@@ -303,7 +309,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
         arrays[f'random numbers after it{name}'] = np.array(
             [torch.rand(()).item(), random.random(), np.random.random()], dtype=np.float32)
     if devices:
-        arrays['made on the CPU'] = np.array([made.on_cpu(value) for value in values], dtype=np.int64)
+        arrays['made on the CPU'] = np.array([*map(made.on_cpu, values), made.met], dtype=np.int64)
     return arrays
 
 
@@ -313,14 +319,18 @@ def seed(number):
     np.random.seed(number)
 
 
+class Returned(TypeError):
+    """What came back is not what was asked for: (what was expected, what came)."""
+
+
 def as_array(value, name, promised=''):
     if name == 'decode_lengths' and isinstance(value, (tuple, list)):
         value = torch.tensor(value)
     if not torch.is_tensor(value):
-        raise TypeError(f"'{name}' must be a tensor, not '{type(value).__name__}': {promised}, in this order")
+        raise Returned(promised, f'{name} is of type {type(value).__name__}')
     if value.layout != torch.strided or not value.is_floating_point() and value.dtype != torch.long:
-        raise TypeError(f"'{name}' must be a dense tensor of float or torch.long, not {value.layout}, {value.dtype}")
-    return value.detach().cpu().numpy()
+        raise Returned(f'{name} as a dense tensor of float or torch.long', f'it is {value.layout}, {value.dtype}')
+    return value.detach().cpu().numpy().copy()  # a later call may write into it
 
 
 def gradients(values, tensors, name):
@@ -354,25 +364,44 @@ def one_word(lstm):
 
 
 class Devices(torch.overrides.TorchFunctionMode):
-    """Notes tensors that ``torch.zeros`` and the like made without ``device``, and that nothing has moved since."""
+    """Notes tensors that ``torch.zeros`` and the like made without ``device``, and what is computed of such tensors
+    alone, until something moves them.
 
-    MAKERS = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn}
+    :ivar met: the line of ``models.py`` where one of them first meets another tensor, which fails on a GPU; or 0
+    """
 
-    def __init__(self):
+    MAKERS = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, torch.arange, torch.tensor}
+    MAY_MEET = {'__getitem__', '__setitem__', 'copy_', 'pack_padded_sequence', '_pack_padded_sequence'}
+
+    def __init__(self, file=None):
         super().__init__()
-        self.homeless = {}
+        self.file, self.homeless, self.met = file, {}, 0
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, getattr(function, '__name__', '')
+        given = list(tensors_in(args, kwargs))
+        homeless = [tensor for tensor in given if self.on_cpu(tensor)]
         result = function(*args, **kwargs)
-        if function in self.MAKERS and isinstance(kwargs.get('device', 'cpu'), str):
-            self.homeless[id(result)] = result
-        elif getattr(function, '__name__', '') in ('to', 'cuda', 'type_as', 'cpu') and torch.is_tensor(result):
+        if name in ('to', 'cuda', 'type_as', 'cpu'):
             self.homeless.pop(id(result), None)
+        elif function in self.MAKERS and isinstance(kwargs.get('device', 'cpu'), str) or (
+                homeless and len(homeless) == len(given)):
+            self.homeless |= {id(tensor): tensor for tensor in tensors_in(result)}
+        elif any(tensor.dim() for tensor in homeless) and name not in self.MAY_MEET:
+            self.met = self.met or next((line for frame, line in traceback.walk_stack(sys._getframe())
+                                         if frame.f_code.co_filename == self.file), 0)
         return result
 
     def on_cpu(self, value):
         return id(value) in self.homeless
+
+
+def tensors_in(*values):
+    for value in values:
+        if torch.is_tensor(value):
+            yield value
+        elif isinstance(value, tuple | list | dict):
+            yield from tensors_in(*(value.values() if isinstance(value, dict) else value))
 
 
 def describe(error, models=None):
@@ -388,11 +417,14 @@ def describe(error, models=None):
     described = {'error': text, 'line': lines[-1] if lines else None}
     if lines:
         code, there = linecache.getline(file, lines[-1]).strip(), frames[-1][0].f_locals
-        shapes = {name: list(there[name].shape) for name in re.findall(r'(?<![.\w])[a-z]\w*', code)
-                  if isinstance(there.get(name), torch.Tensor)}
+        named = {name: there.get(name) for name in re.findall(r'(?<![.\w])[a-z]\w*', code)}
+        shapes = {name: list(value.shape) if torch.is_tensor(value) else len(value) for name, value in named.items()
+                  if isinstance(value, torch.Tensor | tuple)}
         goes_on = len(code) > 100 or code.count('(') > code.count(')')
         described |= {'code': code[:100] + ' ...' * goes_on, 'called': called, 'file': os.path.basename(file),
                       'shapes': list(shapes.items())[:9]}
+    if isinstance(error, Returned):
+        described['returned'] = list(error.args)
     if isinstance(error, NotImplementedError) and 'TODO' in str(error):
         described['todo'] = str(error)[:300]
     return described
@@ -413,7 +445,7 @@ def pack(reply):
     """:return: a header in JSON (its length in 4 bytes first), then the arrays' bytes"""
     arrays = {name: np.ascontiguousarray(array) for name, array in reply['arrays'].items()}
     header = {'arrays': [[name, array.dtype.name, array.shape] for name, array in arrays.items()],
-              'errors': reply['errors']}
+              'errors': reply['errors'], 'changed': reply.get('changed', [])}
     text = json.dumps(header).encode()
     return b''.join([len(text).to_bytes(4, 'big'), text, *(array.tobytes() for array in arrays.values())])
 
@@ -435,7 +467,7 @@ def unpack(data):
         arrays[str(name)], place = array.reshape(shape), place + array.nbytes
     if place != len(data):
         raise ValueError('a reply of another length than it says')
-    errors = {str(name): {key: error.get(key) for key in ('error', 'line', 'code', 'called', 'file', 'shapes', 'todo')
-                            if key in error}
+    keys = 'error', 'line', 'code', 'called', 'file', 'shapes', 'returned', 'todo'
+    errors = {str(name): {key: error.get(key) for key in keys if key in error}
               for name, error in header['errors'].items()}
-    return {'arrays': arrays, 'errors': errors}
+    return {'arrays': arrays, 'errors': errors, 'changed': [str(name)[:50] for name in header.get('changed', [])[:9]]}

@@ -37,6 +37,7 @@ def test_one_step(lab):
     """h, c = LSTM(word, (h, c)); scores = fc(h)."""
     answer = lab('plain_step', STEP)
     answer.same('h', shape='batch_size, decoder_dim',
+                cause='c is right, so something changes h after decode_step' * answer.is_right('c'),
                 rule='the LSTM reads the words, from the state that one_step is given')
     answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
     answer.same('predictions', shape='batch_size, vocab_size',

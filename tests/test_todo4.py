@@ -29,7 +29,9 @@ def test_one_step(lab):
     answer.same('alpha', shape='batch_size, num_pixels',
                 rule='alpha is what self.attention(encoder_out, h) returns, with the old h')
     answer.same('h', shape='batch_size, decoder_dim',
-                rule='decode_step reads [embeddings; beta * z] from (h, c); beta is a sigmoid, one number per channel')
+                cause='c is right, so something changes h after decode_step' * answer.is_right('c'),
+                rule='decode_step reads [embeddings; beta * z] from (h, c); z is that of the attention, beta is a '
+                     'sigmoid, one number per channel')
     answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
     answer.same('predictions', shape='batch_size, vocab_size',
                 rule='fc reads the new h, and nothing comes after fc: the loss has the softmax')

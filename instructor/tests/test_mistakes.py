@@ -144,10 +144,10 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
     ('self.fc = nn.Linear(', 'fc = nn.Linear(', 'made without "self."'),
     (STEP, STEP.replace('embeddings', 'input'), 'a name such as input is a function of Python'),
     ('torch.cat([embeddings, beta * z], dim=1)', 'torch.cat(embeddings, beta * z)', 'torch.cat takes its tensors'),
-    ('beta = torch.sigmoid(', 'beta = nn.Sigmoid(', 'nn.Sigmoid and its like make a layer'),
+    ('beta = torch.sigmoid(', 'beta = nn.Sigmoid(', 'nn.Sigmoid and the like make a layer'),
     ('init(encoder_out.mean(dim=1))', 'init(encoder_out)',
      'encoder_out is (5 = batch_size, 12 = num_pixels, 7 = encoder_dim)'),
-    ('return predictions, h, c', 'return predictions, (h, c)', 'one_step must give back predictions, h, c, 3 values'),
+    ('return predictions, h, c', 'return predictions, (h, c)', 'one_step to give back predictions, h, c, 3 values'),
     ('self.fc(self.dropout(h))', 'self.fc(F.dropout(h))', 'the same call gives other numbers the second time'),
     ('encoder_out[sort_ind], ', 'encoder_out[sort_ind.argsort()], ', 'pixels, words or states of different captions'),
     ('return predictions, h, c', 'return predictions, h, h', 'these are the numbers of h'),
@@ -160,6 +160,13 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
      'the rows of predictions and of sort_ind are in different orders'),
     ('alpha.unsqueeze(1), encoder_out).squeeze(1)', 'alpha.unsqueeze(1), encoder_out).squeeze(1) + encoder_out.mean(1)',
      'sum over the pixels of alpha * encoder_out'),
+    ('encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]',
+     'encoder_out = encoder_out[sort_ind]; encoded_captions[:] = encoded_captions[sort_ind]',
+     'changes encoded_captions in place'),
+    ('return predictions, encoded_captions, decode_lengths, sort_ind',
+     'return predictions * torch.ones(self.vocab_size), encoded_captions, decode_lengths, sort_ind',
+     'always lies on the CPU'),
+    ('return z, alpha', 'return z, e', 'return these as alpha'),
     ('self.bn = nn.BatchNorm1d(embed_dim)', 'self.bn = nn.LayerNorm(embed_dim)', 'self.bn is of another kind')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     assert right in RIGHT
