@@ -39,15 +39,19 @@ KNOWN = 'Known mistake: '  # begins what a check says of one
 OF_ERRORS = {  # how an error begins -> its likely cause
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
     r"RuntimeError: shape '\[": 'a number is fixed in view or reshape; encoder_out.size(1) is the number of pixels',
-    '(?s).*3D.tensor': 'torch.bmm takes (n, a, b) and (n, b, c): look for a missing squeeze or unsqueeze',
+    r'(?s)RuntimeError: batch\d.*3D':
+        'torch.bmm takes (n, a, b) and (n, b, c): look for a missing squeeze or unsqueeze',
+    r'RuntimeError:.1D.tensors':
+        'torch.dot takes two vectors; for a batch take torch.bmm, or a product and its sum over dim 1',
     r'TypeError: (Decoder\w+|Attention)\.\w+\(\) takes': 'self, the first parameter, is missing in its "def" line',
     r"AttributeError: '(Decoder\w+|Attention)' object": 'it was made without "self.", or under another name',
     '(?s).*builtin_function': 'a name such as input is a function of Python: the tensor has another name here',
     r'.*NoneType':
-        'something there is None: a bias that was left out (bias=False), what a method without return gives, or keys, '
-        'which are None where the caller has none',
+        'something there is None: a bias that was left out (bias=False), the result of a method without return or of '
+        'list.sort(), or keys, which are None where the caller has none',
+    r"TypeError: .*missing .* positional argument: 'keys'": 'keys has lost its default: the "def" line says keys=None',
     r'TypeError: .*missing .* positional argument':
-        'one that comes before it may be left out: compare the call with the "def" line',
+        'an argument before it is missing, or two are handed over as one pair: compare the call with the "def" line',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
     r'TypeError: .*\b(Sigmoid|Tanh|ReLU|Softmax)\b':
         'nn.Sigmoid and the like make a layer; torch.sigmoid computes the numbers',
@@ -226,11 +230,14 @@ class Lab:
         return answer
 
     def difference_of(self, came, wanted):
-        """Two shapes, in words: which dimension is too many, missing, or of another size."""
+        """Two shapes, in words: which dimension should not be there, is missing, or has another size."""
         size = self.size
+        if not came:
+            return '.sum() or .mean() without a dimension takes all of them away'
         for i in range(len(came)):
             if came[:i] + came[i + 1:] == wanted:
-                return f'dimension {i} ({size(came[i])}) is too many' + f': squeeze({i}) takes it away' * (came[i] == 1)
+                squeeze = f': squeeze({i}) takes it away' * (came[i] == 1)
+                return f'dimension {i} ({size(came[i])}) should not be there{squeeze}'
         for i in range(len(wanted)):
             if wanted[:i] + wanted[i + 1:] == came:
                 squeezed = ': squeeze() without a dimension takes it away' * (wanted[i] == 1)
@@ -250,7 +257,7 @@ class Lab:
 
     def shapes_at(self, error):
         """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
-        if not re.search(r'(?i)size|shape|dim|\dD|elements', error['error']):
+        if not re.search(r'(?i)size|shape|dim|\dD|elements|tuple', error['error']):
             return ''
         return ''.join(f'; {name} is a tuple of {shape}' if isinstance(shape, int) else
                        f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
@@ -288,8 +295,8 @@ class Answer:
             place = np.unravel_index(np.nan_to_num(np.abs(numbers), nan=np.inf).argmax(), numbers.shape)
             self.wrong(f'{name} to hold numbers of at most {most:.3g}',
                        f'at {self.index(place)} it is {numbers[place]:.3g}',
-                       'a division by zero, exp of large numbers, torch.empty, which holds anything, or what it was '
-                       'filled with at first')
+                       'a division by zero, exp of large numbers, a mask of -inf, torch.empty, which holds anything, '
+                       'or the value that the tensor was filled with at first')
         return numbers if array.dtype.kind == 'f' else array
 
     def stopped(self, call):
@@ -302,7 +309,7 @@ class Answer:
         if line:
             # an earlier method may stop at what this one hands over
             own = next((own for name, own in reversed(error['called']) if name == self.method), line)
-            cause = '' if own == line or '.' not in error['called'][-1][0] else f'the arguments in line {own}'
+            cause = '' if own == line or '.' not in error['called'][-1][0] else f'an argument in line {own}'
             called = f'; called from line {own}' * (own != line)
             where = f" ({error['file']}, line {line}: {error.get('code', '')}{called})"
         cause = cause or next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
@@ -351,8 +358,10 @@ class Answer:
                     'torch.randn, a layer that is made anew), or an input or a layer is changed')
         results = [other for other in self.expected if ' ' not in name + other]
         same_as = next((f'these are the numbers of {other}' for other in results if self.is_right(name, of=other)), '')
+        shape, expected = self.expected[name]
         training = self.reply['arrays'].get(f'{name} in training')
-        only_there = training is not None and same(brief(training), brief(self.expected[name][1]))
+        only_there = training is not None and training.shape == shape and same(
+            training if shape == expected.shape else brief(training), expected)
         return same_as or 'it is right in training, and wrong in eval()' * only_there
 
     def same(self, *names, shape='', cause='', **more):
@@ -365,7 +374,7 @@ class Answer:
             array, (size, expected) = self[name], self.expected[name]
             what = f'{name} of shape {size}' + (f' = ({shape})' if shape else '')
             if array.shape != size:
-                self.wrong(what, f'its shape is {array.shape}',
+                self.wrong(what, f'the shape is {array.shape}',
                            self.own_cause(name) or self.lab.difference_of(array.shape, size))
             kind = self.reply['arrays'][name].dtype
             self.require(kind in (np.float32, np.int64), f'{name} in single precision', f'it is of dtype torch.{kind}',

@@ -19,15 +19,19 @@ def check_layers(lab, kind):
     for name, shape in wanted.items():
         layer = name.rpartition('.')[0]
         if name not in shapes:
+            there = any(other.startswith(f'{layer}.') for other in shapes)
             near = difflib.get_close_matches(name, [n for n in shapes if n not in wanted], 1)
             answer.wrong(f'a layer self.{layer} with {name} of shape {shape}',
                          f'there is no {name}' + (f', but {near[0]}' if near else ''),
                          f'self.{layer} is of another kind, or is made without it (bias=False, affine=False, '
                          'track_running_stats=False)'
-                         if f'{layer}.weight' in shapes else 'the layer has another name or kind, or is never made')
-        answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'its shape is {shapes[name]}', (
-            f'self.{layer} is of another kind' if len(shapes[name]) != len(shape) else
-            f'self.{layer} has other sizes: {lab.difference_of(shapes[name], shape)}'))
+                         if there else 'the layer has another name or kind, or is never made')
+        made = lab.subject.stored.layers.made
+        of, *_ = (made[kind] | {f'attention.{part}': sizes for part, sizes in made['attention'].items()})[layer]
+        answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'the shape is {shapes[name]}', (
+            f'self.{layer} is no nn.{of}' if len(shapes[name]) != len(shape) else
+            f'self.{layer} has other sizes than the nn.{of} that is asked for: '
+            f'{lab.difference_of(shapes[name], shape)}'))
     for what in ('layers', *['equal'] * (kind != 'attention')):
         answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__', stubs=())
         answer.same(*(name for name in answer.expected if name != 'dropout'),
@@ -89,7 +93,7 @@ def check_rate(answer):
     usual, *dropped = [answer[name] for name in ('predictions of large sizes', *(
         f'predictions in training {n}' for n in range(TIMES)))]
     answer.require(all(scores.shape == usual.shape for scores in dropped),
-                   f'predictions in training of shape {usual.shape}', 'their shape is another')
+                   f'predictions in training of shape {usual.shape}', 'the shape is another')
     before_fc = np.linalg.pinv(weights['fc.weight'].astype(float)).T
     running = usual.any(axis=-1)
     h, *into_fc = [(scores[running] - weights['fc.bias']) @ before_fc for scores in (usual, *dropped)]
@@ -174,7 +178,7 @@ def check_shapes_and_order(lab, kind):
         answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', note=usual,
                     rule='the captions in the order of sort_ind, complete, with <start>, <end> and padding')
         answer.require(scores.shape == size, f'predictions{call} of shape {size} = (batch_size, max(decode_lengths), '
-                       'vocab_size)', f'their shape is {scores.shape}', note=usual,
+                       'vocab_size)', f'the shape is {scores.shape}', note=usual,
                        rule='the zeros that you fill have these sizes, and keep them')
 
 
@@ -188,8 +192,10 @@ def check_where_it_is_zero(answer, name):
         for i, t in np.argwhere(written != (steps < lengths[:, None] - 1))[:1]:
             answer.wrong(f'{name} of a caption of {lengths[i]} words to hold numbers at steps 0 to {lengths[i] - 2}, '
                          'then zeros', f'there are {"numbers" if written[i, t] else "zeros"} at step {t}',
-                         f'the rows of {name} and of sort_ind are in different orders' if mixed else '',
-                         rule='what step t gives stands at [:n, t], for all n captions with a decode length above t')
+                         f'the rows of {name} and of sort_ind are in different orders' if mixed else
+                         '' if written[:, 1:].any() else 'the loop ends after step 0: return may be inside it',
+                         rule='the results of step t belong at [:n, t], for the n captions with a decode length above '
+                              't; nothing else is written or computed there')
 
 
 def check_predictions(lab, kind):
@@ -265,9 +271,8 @@ def check_device(lab, kind):
     made = answer['made on the CPU']
     *made, line = made
     names = [name for name, on_cpu in zip(('predictions', '', '', 'alphas'), made, strict=False) if name and on_cpu]
-    rule = 'they are made on the device of encoder_out'
+    rule = 'what you make lies on the device of encoder_out; numpy takes tensors of the CPU only'
     answer.require(not names, 'tensors that lie where encoder_out lies', f'{" and ".join(names)} always lie on the CPU',
                    rule=rule)
-    answer.require(not line, 'tensors that lie where encoder_out lies',
-                   f'line {line} of models.py uses one that always lies on the CPU, which fails on a GPU', rule=rule)
+    answer.require(not line, 'to run on a GPU, too', f'line {line} of models.py needs a CPU', rule=rule)
 

@@ -285,8 +285,9 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     if random_numbers:
         seed(random_numbers)
     learns = gradient is not None or getattr(module, 'training', False)
-    with torch.set_grad_enabled(learns), Devices(file) if devices else contextlib.nullcontext() as made:
-        given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
+    given = [inputs[arg] if isinstance(arg, str) else tuple(inputs[part] for part in arg) for arg in args]
+    with torch.set_grad_enabled(learns), (
+            Devices(file, module, *given) if devices else contextlib.nullcontext()) as made:
         extra = {}
         if keys:
             layer, tensor = keys
@@ -294,12 +295,12 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
             extra = {'keys': operator.attrgetter(layer)(module)(inputs[tensor]) if made_before is None else made_before}
             inputs[f'keys {tensor}'] = extra['keys']
         values = as_list(function(*given, **extra), outputs)
-    promised = f'{method} to give back {", ".join(outputs)}, {len(outputs)} values, in this order'
+    promised = f'{method} to return {", ".join(outputs)}, {len(outputs)} values, in this order'
     tuples = [name for name, value in zip(outputs, values, strict=False)
               if isinstance(value, tuple) and name != 'decode_lengths']
     if len(values) != len(outputs) or tuples:
-        raise Returned(promised, f'{tuples[0]} is a tuple' if tuples else f'it gives back {len(values)}' if values else
-                       'it gives back nothing (is the return missing?)')
+        raise Returned(promised, f'{tuples[0]} is a tuple' if tuples else f'it returns {len(values)}' if values else
+                       'it returns nothing (is the return missing?)')
     if gradient is not None:
         used = {label: inputs[arg] for label, arg in zip(gradient, args, strict=False) if inputs[arg].requires_grad}
         own = dict(module.named_parameters(remove_duplicate=False)) if isinstance(module, nn.Module) else {}
@@ -364,32 +365,41 @@ def one_word(lstm):
 
 
 class Devices(torch.overrides.TorchFunctionMode):
-    """Notes tensors that ``torch.zeros`` and the like made without ``device``, and what is computed of such tensors
-    alone, until something moves them.
+    """Follows tensors: ``home`` lie where the pictures lie, and so does what is computed from them; ``homeless`` lie on
+    the CPU, made by ``torch.zeros`` and the like without ``device``, or computed from such tensors alone.
 
-    :ivar met: the line of ``models.py`` where one of them first meets another tensor, which fails on a GPU; or 0
+    :param file: ``models.py``
+    :ivar met: the line of it where the two first meet, or where numpy gets a home tensor, which fails on a GPU; or 0
     """
 
-    MAKERS = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, torch.arange, torch.tensor}
-    MAY_MEET = {'__getitem__', '__setitem__', 'copy_', 'pack_padded_sequence', '_pack_padded_sequence'}
+    MAKERS = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, torch.arange, torch.tensor,
+              torch.as_tensor, torch.eye, torch.linspace, torch.randint, torch.randperm}
+    MAY_MEET = {'__getitem__', '__setitem__', 'copy_', '_pack_padded_sequence'}
 
-    def __init__(self, file=None):
+    def __init__(self, file, module, *given):
         super().__init__()
-        self.file, self.homeless, self.met = file, {}, 0
+        own = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+        self.file, self.met, self.homeless = file, 0, {}
+        self.home = {id(tensor): tensor for tensor in tensors_in(*own, *given)}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, '__name__', '')
         given = list(tensors_in(args, kwargs))
-        homeless = [tensor for tensor in given if self.on_cpu(tensor)]
+        home, homeless = any(id(part) in self.home for part in given), list(filter(self.on_cpu, given))
         result = function(*args, **kwargs)
-        if name in ('to', 'cuda', 'type_as', 'cpu'):
-            self.homeless.pop(id(result), None)
-        elif function in self.MAKERS and isinstance(kwargs.get('device', 'cpu'), str) or (
-                homeless and len(homeless) == len(given)):
-            self.homeless |= {id(tensor): tensor for tensor in tensors_in(result)}
-        elif any(tensor.dim() for tensor in homeless) and name not in self.MAY_MEET:
+        targets = [*args[1:], *kwargs.values()] if name == 'to' else []
+        if name in ('cpu', 'cuda', 'type_as') or any(
+                isinstance(target, str | torch.device | torch.Tensor) for target in targets):
+            result = result[...]  # else it may be the same tensor
+            home, homeless = name != 'cpu' and 'cpu' not in targets, []
+        elif name in ('numpy', '__array__') and home or name not in self.MAY_MEET and home and any(
+                tensor.dim() for tensor in homeless):
             self.met = self.met or next((line for frame, line in traceback.walk_stack(sys._getframe())
                                          if frame.f_code.co_filename == self.file), 0)
+        elif function in self.MAKERS and not given:
+            home, homeless = not isinstance(kwargs.get('device', 'cpu'), str), [None]
+        if home or homeless or name == 'cpu':
+            (self.home if home else self.homeless).update({id(part): part for part in tensors_in(result)})
         return result
 
     def on_cpu(self, value):

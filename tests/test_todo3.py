@@ -21,13 +21,16 @@ def test_shapes(lab):
             ('alpha', (answer.inputs.batch, answer.inputs.num_pixels), 'batch_size, num_pixels'),
             ('z', (answer.inputs.batch, answer.inputs.encoder_dim), 'batch_size, encoder_dim')):
         answer.require(answer[name].shape == shape, f'{name} of shape {shape} = ({meaning})',
-                       f'its shape is {answer[name].shape}', lab.difference_of(answer[name].shape, shape))
+                       f'the shape is {answer[name].shape}', lab.difference_of(answer[name].shape, shape))
     looks_somewhere(answer)
 
 
 def other_than_used(answer):
-    """The cause, where z is right and alpha is not."""
-    return 'z is right, so it was made with the right weights: return these as alpha' * answer.is_right('z')
+    """The cause of a wrong alpha, where z or one picture alone is right."""
+    if answer.is_right('z'):
+        return 'z is right, so it was made with the right weights: return these as alpha'
+    return 'one picture alone comes out right, so pixels of different pictures meet' * answer.is_right(
+        'alpha of one picture')
 
 
 def looks_somewhere(answer):
@@ -38,7 +41,7 @@ def looks_somewhere(answer):
 def test_alpha_sums_to_one_over_the_pixels(lab):
     answer = ask(lab)
     alpha, (batch, pixels) = answer['alpha'], (answer.inputs.batch, answer.inputs.num_pixels)
-    answer.require(alpha.shape == (batch, pixels), f'alpha of shape {(batch, pixels)}', f'its shape is {alpha.shape}',
+    answer.require(alpha.shape == (batch, pixels), f'alpha of shape {(batch, pixels)}', f'the shape is {alpha.shape}',
                    'the scores keep a dimension of size 1')
     answer.require((alpha >= 0).all(), 'alpha >= 0', f'its smallest entry is {alpha.min():.3g}',
                    other_than_used(answer) or 'there is no softmax over the scores: exp makes them positive')
@@ -48,6 +51,7 @@ def test_alpha_sums_to_one_over_the_pixels(lab):
                    'it sums to 1 over the batch' if over_batch else
                    f'the sums are {", ".join(f"{value:.6g}" for value in sums)}',
                    'the weights are rounded: they must be in single precision' if np.abs(sums - 1).max() < 0.01 else
+                   f'all weights are {sums[0]:.3g} times what the softmax gives' if np.ptp(sums) < TOLERANCE else
                    other_than_used(answer),
                    'the softmax is over the pixels of a picture, dim 1')
     looks_somewhere(answer)
@@ -75,9 +79,9 @@ def test_z_is_the_weighted_sum(lab):
     alpha, pictures = answer['alpha'], answer.inputs.pixels()
     shape = answer.inputs.batch, answer.inputs.encoder_dim
     answer.require(alpha.shape == pictures.shape[:2], f'alpha of shape {pictures.shape[:2]}',
-                   f'its shape is {alpha.shape}', rule='the scores have no last dimension of size 1')
+                   f'the shape is {alpha.shape}', rule='the scores have no last dimension of size 1')
     answer.require(answer['z'].shape == shape, f'z of shape {shape} = (batch_size, encoder_dim)',
-                   f'its shape is {answer["z"].shape}', rule='the sum is over the pixels, dim 1')
+                   f'the shape is {answer["z"].shape}', rule='the sum is over the pixels, dim 1')
     weighted = np.einsum('bp,bpe->be', alpha, pictures)
     rounding = 1e-6 * np.einsum('bp,bpe->be', np.abs(alpha), np.abs(pictures))
     answer.require((np.abs(answer['z'] - weighted) <= TOLERANCE * (1 + np.abs(weighted)) + rounding).all(),

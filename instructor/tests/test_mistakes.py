@@ -126,8 +126,9 @@ def test_rubric_and_checks_are_the_same():
 
 
 @pytest.mark.parametrize(('came', 'wanted', 'said'), [
-    ((5, 12, 1), (5, 12), 'dimension 2 (1) is too many: squeeze(2) takes it away'),
-    ((), (5,), 'dimension 0 (5 = batch_size) is missing'),
+    ((5, 12, 1), (5, 12), 'dimension 2 (1) should not be there: squeeze(2) takes it away'),
+    ((5,), (5, 12), 'dimension 1 (12 = num_pixels) is missing'),
+    ((), (5, 12), '.sum() or .mean() without a dimension takes all of them away'),
     ((12, 5), (5, 12), 'the dimensions are in another order'),
     ((5, 7), (5, 12), 'dimension 1 is 7 = encoder_dim, not 12 = num_pixels'),
     ((5, 8, 3), (5,), 'there are 3 dimensions, not 1')])
@@ -147,7 +148,7 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
     ('beta = torch.sigmoid(', 'beta = nn.Sigmoid(', 'nn.Sigmoid and the like make a layer'),
     ('init(encoder_out.mean(dim=1))', 'init(encoder_out)',
      'encoder_out is (5 = batch_size, 12 = num_pixels, 7 = encoder_dim)'),
-    ('return predictions, h, c', 'return predictions, (h, c)', 'one_step to give back predictions, h, c, 3 values'),
+    ('return predictions, h, c', 'return predictions, (h, c)', 'one_step to return predictions, h, c, 3 values'),
     ('self.fc(self.dropout(h))', 'self.fc(F.dropout(h))', 'the same call gives other numbers the second time'),
     ('encoder_out[sort_ind], ', 'encoder_out[sort_ind.argsort()], ', 'pixels, words or states of different captions'),
     ('return predictions, h, c', 'return predictions, h, h', 'these are the numbers of h'),
@@ -165,7 +166,7 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
      'changes encoded_captions in place'),
     ('return predictions, encoded_captions, decode_lengths, sort_ind',
      'return predictions * torch.ones(self.vocab_size), encoded_captions, decode_lengths, sort_ind',
-     'always lies on the CPU'),
+     'needs a CPU'),
     ('return z, alpha', 'return z, e', 'return these as alpha'),
     ('self.bn = nn.BatchNorm1d(embed_dim)', 'self.bn = nn.LayerNorm(embed_dim)', 'self.bn is of another kind')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
