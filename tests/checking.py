@@ -38,7 +38,8 @@ OF_RATES = ('_rate', '_batch')  # those in which only the calls in training are 
 KNOWN = 'Known mistake: '  # begins what a check says of one
 OF_ERRORS = {  # how an error begins -> its likely cause
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
-    r"RuntimeError: shape '\[": 'a number is fixed in view or reshape; encoder_out.size(1) is the number of pixels',
+    r"RuntimeError: shape '\[":
+        'the sizes in view or reshape do not fit: there are encoder_out.size(1) pixels, which need not be a square',
     r'(?s)RuntimeError: batch\d.*3D':
         'torch.bmm takes (n, a, b) and (n, b, c): look for a missing squeeze or unsqueeze',
     r'RuntimeError:.1D.tensors':
@@ -257,7 +258,7 @@ class Lab:
 
     def shapes_at(self, error):
         """Where an error is about shapes: those of the tensors on its line, and what each size stands for."""
-        if not re.search(r'(?i)size|shape|dim|\dD|elements|tuple', error['error']):
+        if not re.search(r'(?i)size|shape|dim|\dD|element|tuple|unpack', error['error']):
             return ''
         return ''.join(f'; {name} is a tuple of {shape}' if isinstance(shape, int) else
                        f'; {name} is ({", ".join(map(self.size, shape))})' for name, shape in error.get('shapes', []))
@@ -312,7 +313,8 @@ class Answer:
             cause = '' if own == line or '.' not in error['called'][-1][0] else f'an argument in line {own}'
             called = f'; called from line {own}' * (own != line)
             where = f" ({error['file']}, line {line}: {error.get('code', '')}{called})"
-        cause = cause or next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
+        hint = next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
+        cause = self.changes() or cause or hint
         missing = re.search(rf"'{CLASS.get(self.kind)}' object has no attribute '(\w+)'", error['error'])
         if missing and missing[1] not in self.lab.subject.stored.layers.made[self.kind]:
             cause = f'the TODO asks for no layer {missing[1]} in this class'
@@ -327,10 +329,7 @@ class Answer:
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply)
         if known:  # the same error can come from elsewhere, the same numbers hardly
             cause = ('Likely cause: ' if self.errors else KNOWN) + '; or: '.join(known)
-        elif changed := self.reply.get('changed'):
-            tensor = re.split(' (?:in|of|with|padded) ', changed[0])[0]
-            cause = f'Likely cause: {self.method} changes {tensor} in place'
-        elif cause:
+        elif cause := cause or self.changes():
             cause = f'Likely cause: {cause}'
         elif note:
             cause = f'Note: {note}'
@@ -350,9 +349,15 @@ class Answer:
         return all(array.shape == size and same(array if size == numbers.shape else brief(array), numbers)
                    for array, (size, numbers) in ((self[name], self.expected[of or name]) for name in names))
 
+    def changes(self):
+        """What its calls have changed that is not theirs."""
+        return next((f'{self.method} changes {what}' for what in self.reply.get('changed', ())), '')
+
     def own_cause(self, name):
         """Why an array is wrong, as far as the reply itself tells."""
         again = self.reply['arrays'].get(f'{name} once more')
+        if self.changes():
+            return self.changes()
         if again is not None and not same(again, self[name]):
             return ('the same call gives other numbers the second time: something in it is random (dropout in eval(), '
                     'torch.randn, a layer that is made anew), or an input or a layer is changed')

@@ -173,7 +173,7 @@ def check_shapes_and_order(lab, kind):
         steps = (lengths[order, 0] - 1).tolist()
         answer.require(steps == sorted(steps, reverse=True), f'sort_ind{call} to put the longest caption first',
                        f'it puts captions of {steps} steps in this order', note=usual,
-                       rule='the indices that the sort gave you')
+                       rule='the indices that the sort gave you, in the order of the batch that it sorted')
         answer.require(captions.dtype == np.int64, f'encoded_captions{call} of dtype torch.long', 'they are floats')
         answer.same(f'encoded_captions{call}', shape='batch_size, max_caption_length', note=usual,
                     rule='the captions in the order of sort_ind, complete, with <start>, <end> and padding')
@@ -193,7 +193,10 @@ def check_where_it_is_zero(answer, name):
             answer.wrong(f'{name} of a caption of {lengths[i]} words to hold numbers at steps 0 to {lengths[i] - 2}, '
                          'then zeros', f'there are {"numbers" if written[i, t] else "zeros"} at step {t}',
                          f'the rows of {name} and of sort_ind are in different orders' if mixed else
-                         '' if written[:, 1:].any() else 'the loop ends after step 0: return may be inside it',
+                         'the loop ends after step 0: a return or break in it, or a range too short'
+                         if not written[:, 1:].any() else
+                         f'{name} is made anew in the loop, so only the last step is left'
+                         if not written[:, :-1].any() else '',
                          rule='the results of step t belong at [:n, t], for the n captions with a decode length above '
                               't; nothing else is written or computed there')
 
@@ -215,10 +218,10 @@ def check_predictions(lab, kind):
     stubs, _, main = EARLIER[lab.todo]
     with_stubs = ask(lab, kind, stubs=stubs) if lab.subject.works(main, stubs) else answer  # these do not drop anything
     with_stubs.same('predictions in training', shape='batch_size, max(decode_lengths), vocab_size',
-                    rule='in training, too, forward returns what init_hidden_state and one_step give, with dropout, '
-                         'whatever was called before; it leaves train() and eval() alone')
+                    rule='in training, too, one_step gets all of it, and forward returns what it gives, whatever was '
+                         'called before: dropout is in one_step alone')
     ask(lab, kind, 'batch').same('predictions of large sizes', **if_usual(
-        answer, ['predictions'], 'only small numbers of captions, words or cells, or short vectors, work'))
+        answer, ['predictions'], 'it works for few captions, words or cells only, or for short vectors'))
 
 
 def check_no_later_word_is_seen(lab, kind):

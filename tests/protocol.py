@@ -145,8 +145,8 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
     :param models: a loaded ``models.py``
     :param block: as of :func:`load`
     :param as_list: function of what a method gave back and of the names of its outputs
-    :return: dict with ``arrays``, name -> array; ``errors``, name of a call -> dict; ``changed``, names of the tensors
-        that the calls have changed in place. With a request for no calls the arrays are the shapes of all parameters
+    :return: dict with ``arrays``, name -> array; ``errors``, name of a call -> dict; ``changed``, what the calls have
+        changed that is not theirs. With a request for no calls the arrays are the shapes of all parameters
     """
     reply = {'arrays': {}, 'errors': {}, 'changed': []}
     seed(0)
@@ -165,7 +165,7 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
             reply['arrays'] = {name: np.array(shape, dtype=np.int64) for name, shape in shapes(module).items()}
         tensors = {name: as_tensor(array, request.get('permuted')) if isinstance(array, np.ndarray) else array
                    for name, array in request.get('tensors', {}).items()}
-        before = {name: tensor.clone() for name, tensor in tensors.items() if torch.is_tensor(tensor)}
+        mode, before = 'eval', {name: tensor.clone() for name, tensor in tensors.items() if torch.is_tensor(tensor)}
         for call in request['calls']:
             try:
                 file = getattr(models, '__file__', None)
@@ -175,7 +175,11 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
                 if not (described['line'] or hasattr(type(module), call['method'])):  # of a layer
                     described['error'] += f" (when self.{call['method']} is called)"
                 reply['errors'].setdefault(call['name'], described)
-        reply['changed'] = [name for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
+            mode = call.get('mode') or mode
+            if any(part.training != (mode == 'train') for part in modules_of(module)):
+                reply['changed'] = ['train() and eval(), which are for the caller']
+        reply['changed'] += [f'{re.split(" (?:in|of|with|padded) ", name)[0]} in place'
+                             for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
     return reply
 
 
@@ -220,9 +224,14 @@ def make(models, make, sizes, layers, stubs):
     return module.eval()
 
 
+def modules_of(module):
+    return module.modules() if isinstance(module, nn.Module) else ()
+
+
 def own_tensors(module):
     """Name -> parameter or statistic; ``nn.LSTM`` has other names than ``nn.LSTMCell``, and is as good."""
-    return {name.replace('_l0', ''): tensor for name, tensor in module.state_dict().items()}
+    return {name.replace('_l0', ''): tensor for name, tensor in module.state_dict().items()
+            if not nn.parameter.is_lazy(tensor)}
 
 
 def shapes(module):
@@ -378,7 +387,7 @@ class Devices(torch.overrides.TorchFunctionMode):
 
     def __init__(self, file, module, *given):
         super().__init__()
-        own = [*module.parameters(), *module.buffers()] if isinstance(module, nn.Module) else []
+        own = [tensor for part in modules_of(module) for tensor in (*part.parameters(), *part.buffers())]
         self.file, self.met, self.homeless = file, 0, {}
         self.home = {id(tensor): tensor for tensor in tensors_in(*own, *given)}
 
@@ -423,7 +432,7 @@ def describe(error, models=None):
     called = [[frame.f_code.co_qualname[:100], line] for frame, line in frames[-9:]]
     lines = [line for _, line in called]
     text = re.sub(r'0x[0-9a-f]+', '', str(error)).strip().splitlines()
-    text = f'{type(error).__name__}: {text[0] if text else ""}'[:500]
+    text = f'{type(error).__name__}: {text[0].partition(" Hint: ")[0].rstrip(".!") if text else ""}'[:500]
     described = {'error': text, 'line': lines[-1] if lines else None}
     if lines:
         code, there = linecache.getline(file, lines[-1]).strip(), frames[-1][0].f_locals

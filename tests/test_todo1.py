@@ -13,8 +13,10 @@ def test_layers(lab):
 def test_first_state_reads_the_picture(lab):
     """x_{-1} = bn(init(mean pixel)); one LSTM step on it from zero states."""
     answer = lab('plain_start', START)
-    answer.same('h', 'c', shape='batch_size, decoder_dim',
+    answer.same('h', shape='batch_size, decoder_dim',
                 rule='the mean over the pixels (dim 1) goes through init, then bn; the LSTM starts from zeros')
+    answer.same('c', shape='batch_size, decoder_dim',
+                rule='c is what the same call of the LSTM returns beside h, which is right')
     answer.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
                 rule='the result of a picture does not depend on how many there are, or how many cells they have')
     answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
@@ -22,7 +24,7 @@ def test_first_state_reads_the_picture(lab):
         'self.bn is in eval() in training, too: self.bn.eval() or self.eval() is called'
         if same(answer['h in training'], answer['h after training']) else ''),
         rule='in training self.bn takes mean and variance of the batch; dropout comes later, before fc')
-    lab('plain_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
+    lab('plain_rate', START).same('h of a large picture', 'c of a large picture', cause='it works for small sizes only')
 
 
 def test_batch_norm_learns_its_statistics(lab):
@@ -49,7 +51,7 @@ def test_one_step(lab):
             if call == ' in training' else
             'the result does not depend on calls before, other captions or large numbers'))
     lab('plain_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'h', 'c')),
-                                 cause='only small sizes work')
+                                 cause='it works for small sizes only')
 
 
 def test_dropout(lab):

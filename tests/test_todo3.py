@@ -62,7 +62,7 @@ def test_alpha_follows_the_formula(lab):
     answer = ask(lab)
     answer.same('alpha', shape='batch_size, num_pixels', cause=other_than_used(answer),
                 rule='alpha is the softmax of the scores (eq. 5), and each score is att of the ReLU of key plus query '
-                     '(eq. 4)')
+                     '(eq. 4), that is encoder_att(encoder_out) plus decoder_att(decoder_hidden)')
     answer.same('alpha in training', 'alpha once more', rule='alpha is the same in training, and at every call')
     check_not_seeded(answer)
     outputs = ['alpha', 'z'] if answer.is_right('z') else ['alpha']  # of z test_z_is_the_weighted_sum says more
@@ -70,7 +70,8 @@ def test_alpha_follows_the_formula(lab):
         answer.same(*(f'{name} with keys' for name in outputs),
                     rule='keys that are handed in are encoder_att(encoder_out), ready to use')
         answer.same(*(f'{name} with keys once more' for name in outputs), rule='keys that come in do not change')
-    lab('attention_large', FORWARD).same(*(f'{name} of large sizes' for name in outputs), cause='only small sizes work')
+    lab('attention_large', FORWARD).same(*(f'{name} of large sizes' for name in outputs),
+                                         cause='it works for small sizes or scores only')
 
 
 def test_z_is_the_weighted_sum(lab):
@@ -87,7 +88,8 @@ def test_z_is_the_weighted_sum(lab):
     answer.require((np.abs(answer['z'] - weighted) <= TOLERANCE * (1 + np.abs(weighted)) + rounding).all(),
                    'z = sum over the pixels of alpha * encoder_out',
                    f'z[0, 0] is {answer["z"][0, 0]:.5g} where the sum is {weighted[0, 0]:.5g}',
-                   rule='encoder_out itself is weighted, not the keys, and summed, not averaged, over dim 1')
+                   rule='encoder_out itself is weighted, not the keys, and summed, not averaged, over dim 1, and '
+                        'nothing comes after that')
     looks_somewhere(answer)
 
 

@@ -20,7 +20,8 @@ def test_first_state_comes_from_the_mean_pixel(lab):
         answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
                     rule='neither other pictures nor training nor calls before make a difference: dropout comes in '
                          'one_step, before fc')
-    lab('attentive_rate', START).same('h of a large picture', 'c of a large picture', cause='only small sizes work')
+    lab('attentive_rate', START).same('h of a large picture', 'c of a large picture',
+                                      cause='it works for small sizes only')
 
 
 def test_one_step(lab):
@@ -46,7 +47,7 @@ def test_one_step(lab):
                     if call == ' in training' else
                     'the result does not depend on calls before, other captions, the grid or large numbers')
     lab('attentive_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
-                                     cause='only small sizes work')
+                                     cause='it works for small sizes only')
 
 
 def test_gate_scales_what_is_seen(lab):

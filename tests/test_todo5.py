@@ -20,7 +20,7 @@ def test_alphas(lab):
     checks.check_where_it_is_zero(answer, 'alphas')
     answer.same('alphas', shape='batch_size, max(decode_lengths), num_pixels',
                 rule='the alpha of one_step belongs at [:n, t], as the predictions do, and zeros past the end')
-    checks.ask(lab, KIND, 'batch').same('alphas of large sizes', cause='only small numbers of captions or cells work')
+    checks.ask(lab, KIND, 'batch').same('alphas of large sizes', cause='it works for few captions or cells only')
 
 
 def test_no_later_word_is_seen(lab):
