@@ -37,6 +37,7 @@ RANDOM = ('_masked', '_words')  # requests whose replies hold random numbers
 OF_RATES = ('_rate', '_batch')  # those in which only the calls in training are random
 KNOWN = 'Known mistake: '  # begins what a check says of one
 OF_ERRORS = {  # how an error begins -> its likely cause
+    r"NameError:.name.'self'": 'self, the first parameter, is missing in its "def" line',
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
     r"RuntimeError: shape '\[":
         'the sizes in view or reshape do not fit: there are encoder_out.size(1) pixels, which need not be a square',
@@ -51,8 +52,6 @@ OF_ERRORS = {  # how an error begins -> its likely cause
         'something there is None: a bias that was left out (bias=False), the result of a method without return or of '
         'list.sort(), or keys, which are None where the caller has none',
     r"TypeError: .*missing .* positional argument: 'keys'": 'keys has lost its default: the "def" line says keys=None',
-    r'TypeError: .*missing .* positional argument':
-        'an argument before it is missing, or two are handed over as one pair: compare the call with the "def" line',
     r'TypeError: cat\(\)': 'torch.cat takes its tensors as one list or tuple: torch.cat([first, second], dim=...)',
     r'TypeError: .*\b(Sigmoid|Tanh|ReLU|Softmax)\b':
         'nn.Sigmoid and the like make a layer; torch.sigmoid computes the numbers',
@@ -181,9 +180,9 @@ class Subject:
 
 
 def shortened(reply, expected):
-    """Large arrays of other shapes than expected, cut to ``MOST`` entries: else a message could hold millions."""
+    """Long lists of other lengths than expected, cut to ``MOST`` entries: else a message could hold millions."""
     shapes = {shape for shape, _ in expected.values()}
-    arrays = {name: array if array.size <= MOST or array.shape in shapes else array.ravel()[:MOST]
+    arrays = {name: array if array.ndim > 1 or array.shape in shapes else array[:MOST]
               for name, array in reply['arrays'].items()}
     return {**reply, 'arrays': arrays}
 
@@ -249,7 +248,7 @@ class Lab:
             words = {right for right in wanted if self.names_of_sizes.get(right, 'max').startswith('max')}
             return ', and '.join(f'dimension {i} is {own if right in words else size(own)}, not {size(right)}'
                                  for i, (own, right) in enumerate(zip(came, wanted, strict=True)) if own != right)
-        return f'there are {len(came)} dimensions, not {len(wanted)}'
+        return f'the number of dimensions is {len(came)}, not {len(wanted)}'
 
     def size(self, n):
         """A size and what it stands for."""
@@ -316,8 +315,9 @@ class Answer:
         hint = next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
         cause = self.changes() or cause or hint
         missing = re.search(rf"'{CLASS.get(self.kind)}' object has no attribute '(\w+)'", error['error'])
-        if missing and missing[1] not in self.lab.subject.stored.layers.made[self.kind]:
-            cause = f'the TODO asks for no layer {missing[1]} in this class'
+        made = self.lab.subject.stored.layers.made
+        if missing and missing[1] not in made[self.kind] and any(missing[1] in layers for layers in made.values()):
+            cause = f'the layer {missing[1]} belongs to another class'
         self.wrong(f'it to run{which}', f"it stops with {error['error']}{where}{self.lab.shapes_at(error)}", cause)
 
     def wrong(self, expected, came, cause='', rule='', note=''):
@@ -390,6 +390,8 @@ class Answer:
             if far.size and far.max() > 0:
                 place = np.unravel_index(far.argmax(), far.shape)
                 index = f' at {self.index(place)}' if place else ''
+                if array.shape == size and name.startswith(('predictions', 'alphas', 'encoded')) and array.ndim > 1:
+                    index += ' (rows as they come in)' * self.method.endswith('forward')
                 mixed = 'a sum over the other dimensions, weighted at random, ' if array.shape != size else ''
                 allowed = f' ({mixed}tolerance {tolerance * self.scale(name):.1g})' if kind == np.float32 else ''
                 self.wrong(f'{name}{index} = {expected[place]:.5g}{allowed}',

@@ -16,22 +16,16 @@ def check_layers(lab, kind):
     answer = lab(f'{kind}_shapes', f'{CLASS[kind]}.__init__', stubs=())  # before any request that names them
     shapes = {name: tuple(shape.tolist()) for name, shape in answer.reply['arrays'].items()}
     wanted = {name: tuple(map(int, numbers)) for name, (_, numbers) in answer.expected.items()}
+    made = lab.subject.stored.layers.made
     for name, shape in wanted.items():
         layer = name.rpartition('.')[0]
+        of, *sizes = (made[kind] | {f'attention.{part}': one for part, one in made['attention'].items()})[layer]
+        rule = f'self.{layer} is nn.{of} of sizes {", ".join(map(lab.size, sizes))}, with its default options'
         if name not in shapes:
-            there = any(other.startswith(f'{layer}.') for other in shapes)
             near = difflib.get_close_matches(name, [n for n in shapes if n not in wanted], 1)
             answer.wrong(f'a layer self.{layer} with {name} of shape {shape}',
-                         f'there is no {name}' + (f', but {near[0]}' if near else ''),
-                         f'self.{layer} is of another kind, or is made without it (bias=False, affine=False, '
-                         'track_running_stats=False)'
-                         if there else 'the layer has another name or kind, or is never made')
-        made = lab.subject.stored.layers.made
-        of, *_ = (made[kind] | {f'attention.{part}': sizes for part, sizes in made['attention'].items()})[layer]
-        answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'the shape is {shapes[name]}', (
-            f'self.{layer} is no nn.{of}' if len(shapes[name]) != len(shape) else
-            f'self.{layer} has other sizes than the nn.{of} that is asked for: '
-            f'{lab.difference_of(shapes[name], shape)}'))
+                         f'there is no {name}' + (f', but {near[0]}' if near else ''), rule=rule)
+        answer.require(shapes[name] == shape, f'{name} of shape {shape}', f'the shape is {shapes[name]}', rule=rule)
     for what in ('layers', *['equal'] * (kind != 'attention')):
         answer = lab(f'{kind}_{what}', f'{CLASS[kind]}.__init__', stubs=())
         answer.same(*(name for name in answer.expected if name != 'dropout'),
@@ -46,7 +40,8 @@ def check_probability(answer):
     share = 1 - 1 / came[came != 0].mean() if came.any() else 1.0
     of_share, of_pattern = randomness(came != 0, probability)
     answer.require(abs(share - probability) < 1e-4, f'self.dropout = nn.Dropout with probability {probability:.3g}',
-                   f'its probability is {share:.3g}', rule='nn.Dropout gets the parameter dropout')
+                   f'its probability is {share:.3g}' if 0 <= share <= 1 else 'it gives other numbers than nn.Dropout',
+                   rule='self.dropout is nn.Dropout, and gets the parameter dropout')
     answer.require(max(of_share, of_pattern) < SURE, 'self.dropout to drop each entry by itself',
                    'entries are dropped together', 'nn.Dropout1d and the like drop whole rows: take nn.Dropout')
 
@@ -195,7 +190,7 @@ def check_where_it_is_zero(answer, name):
                          f'the rows of {name} and of sort_ind are in different orders' if mixed else
                          'the loop ends after step 0: a return or break in it, or a range too short'
                          if not written[:, 1:].any() else
-                         f'{name} is made anew in the loop, so only the last step is left'
+                         f'only the last step is there: one_step comes after the loop, or {name} is made anew in it'
                          if not written[:, :-1].any() else '',
                          rule='the results of step t belong at [:n, t], for the n captions with a decode length above '
                               't; nothing else is written or computed there')

@@ -339,7 +339,7 @@ def as_array(value, name, promised=''):
     if not torch.is_tensor(value):
         raise Returned(promised, f'{name} is of type {type(value).__name__}')
     if value.layout != torch.strided or not value.is_floating_point() and value.dtype != torch.long:
-        raise Returned(f'{name} as a dense tensor of float or torch.long', f'it is {value.layout}, {value.dtype}')
+        raise Returned(f'{name} as a dense tensor of dtype float or torch.long', f'its dtype is {value.dtype}')
     return value.detach().cpu().numpy().copy()  # a later call may write into it
 
 

@@ -17,8 +17,9 @@ def test_first_state_reads_the_picture(lab):
                 rule='the mean over the pixels (dim 1) goes through init, then bn; the LSTM starts from zeros')
     answer.same('c', shape='batch_size, decoder_dim',
                 rule='c is what the same call of the LSTM returns beside h, which is right')
-    answer.same('h of one picture', 'c of one picture', 'h with more cells', 'c with more cells',
-                rule='the result of a picture does not depend on how many there are, or how many cells they have')
+    answer.same('h of one picture', 'c of one picture', rule='the other pictures make no difference')
+    answer.same('h with more cells', 'c with more cells', **if_usual(
+        answer, ['h', 'c'], 'a number of cells is limited, or cells of zeros are left out'))
     answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
     answer.same('h in training', 'c in training', shape='batch_size, decoder_dim', cause=(
         'self.bn is in eval() in training, too: self.bn.eval() or self.eval() is called'
@@ -40,7 +41,7 @@ def test_one_step(lab):
     answer = lab('plain_step', STEP)
     answer.same('h', shape='batch_size, decoder_dim',
                 cause='c is right, so something changes h after decode_step' * answer.is_right('c'),
-                rule='the LSTM reads the words, from the state that one_step is given')
+                rule='h and c are what self.decode_step(embeddings, (h, c)) returns')
     answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
     answer.same('predictions', shape='batch_size, vocab_size',
                 rule='fc reads the new h, and nothing comes after fc: the loss has the softmax')
@@ -49,7 +50,7 @@ def test_one_step(lab):
         answer.same(f'predictions{call}', f'h{call}', f'c{call}', rule=(
             'with dropout=0 training makes no difference: nn.Dropout gets the parameter dropout'
             if call == ' in training' else
-            'the result does not depend on calls before, other captions or large numbers'))
+            'earlier calls, other captions and large numbers make no difference'))
     lab('plain_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'h', 'c')),
                                  cause='it works for small sizes only')
 

@@ -29,7 +29,7 @@ def other_than_used(answer):
     """The cause of a wrong alpha, where z or one picture alone is right."""
     if answer.is_right('z'):
         return 'z is right, so it was made with the right weights: return these as alpha'
-    return 'one picture alone comes out right, so pixels of different pictures meet' * answer.is_right(
+    return 'one picture alone comes out right, so pixels or states of different pictures meet' * answer.is_right(
         'alpha of one picture')
 
 
@@ -50,7 +50,7 @@ def test_alpha_sums_to_one_over_the_pixels(lab):
     answer.require(np.abs(sums - 1).max() <= TOLERANCE, f'alpha to sum to 1 over the {pixels} pixels of each picture',
                    'it sums to 1 over the batch' if over_batch else
                    f'the sums are {", ".join(f"{value:.6g}" for value in sums)}',
-                   'the weights are rounded: they must be in single precision' if np.abs(sums - 1).max() < 0.01 else
+                   'the weights are rounded, or in half precision' if np.abs(sums - 1).max() < 0.01 else
                    f'all weights are {sums[0]:.3g} times what the softmax gives' if np.ptp(sums) < TOLERANCE else
                    other_than_used(answer),
                    'the softmax is over the pixels of a picture, dim 1')

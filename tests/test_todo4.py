@@ -1,6 +1,6 @@
 """TODO 4: the layers of ``DecoderWithAttention``, its first state, one gated step."""
 
-from checks import check_dropout, check_gradients, check_layers, check_not_seeded, takes_keys
+from checks import check_dropout, check_gradients, check_layers, check_not_seeded, if_usual, takes_keys
 
 START, STEP = 'DecoderWithAttention.init_hidden_state', 'DecoderWithAttention.one_step'
 
@@ -15,11 +15,12 @@ def test_first_state_comes_from_the_mean_pixel(lab):
     answer.same('h', shape='batch_size, decoder_dim',
                 rule='h = init_h(mean), the mean over the pixels, dim 1, and nothing after it')
     answer.same('c', shape='batch_size, decoder_dim', rule='c = init_c(mean), and nothing after it; h is right')
-    for call in (' of one picture', ' with more cells', ' once more', ' in training', ' in training once more',
-                 ' after training'):
+    answer.same('h with more cells', 'c with more cells', **if_usual(
+        answer, ['h', 'c'], 'a number of cells is limited, or cells of zeros are left out'))
+    for call in (' of one picture', ' once more', ' in training', ' in training once more', ' after training'):
         answer.same(f'h{call}', f'c{call}', shape='batch_size, decoder_dim',
-                    rule='neither other pictures nor training nor calls before make a difference: dropout comes in '
-                         'one_step, before fc')
+                    rule='other pictures, training and earlier calls make no difference: dropout comes in one_step, '
+                         'before fc')
     lab('attentive_rate', START).same('h of a large picture', 'c of a large picture',
                                       cause='it works for small sizes only')
 
@@ -45,7 +46,7 @@ def test_one_step(lab):
                     rule='keys go on to self.attention; all else stays as it is' if 'keys' in call else
                     'with dropout=0 training makes no difference: nn.Dropout gets the parameter dropout'
                     if call == ' in training' else
-                    'the result does not depend on calls before, other captions, the grid or large numbers')
+                    'earlier calls, other captions, the grid and large numbers make no difference')
     lab('attentive_rate', STEP).same(*(f'{name} of large sizes' for name in ('predictions', 'alpha', 'h', 'c')),
                                      cause='it works for small sizes only')
 

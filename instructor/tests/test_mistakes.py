@@ -131,7 +131,7 @@ def test_rubric_and_checks_are_the_same():
     ((), (5, 12), '.sum() or .mean() without a dimension takes all of them away'),
     ((12, 5), (5, 12), 'the dimensions are in another order'),
     ((5, 7), (5, 12), 'dimension 1 is 7 = encoder_dim, not 12 = num_pixels'),
-    ((5, 8, 3), (5,), 'there are 3 dimensions, not 1')])
+    ((5, 8, 3), (5,), 'the number of dimensions is 3, not 1')])
 def test_two_shapes_in_words(came, wanted, said):
     assert checking.Lab(3, checking.in_this_process(None, STORED)).difference_of(came, wanted) == said
 
@@ -168,7 +168,7 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
      'return predictions * torch.ones(self.vocab_size), encoded_captions, decode_lengths, sort_ind',
      'needs a CPU'),
     ('return z, alpha', 'return z, e', 'return these as alpha'),
-    ('self.bn = nn.BatchNorm1d(embed_dim)', 'self.bn = nn.LayerNorm(embed_dim)', 'self.bn is of another kind')])
+    ('self.bn = nn.BatchNorm1d(embed_dim)', 'self.bn = nn.LayerNorm(embed_dim)', 'self.bn is nn.BatchNorm1d')])
 def test_a_common_slip_has_its_likely_cause(right, wrong, said, tmp_path):
     assert right in RIGHT
     todo = 2 if 'sort_ind' in right else 3 if 'alpha' in right else 4 if 'beta' in right or 'init_c' in right else 1
