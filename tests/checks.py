@@ -187,7 +187,7 @@ def check_where_it_is_zero(answer, name):
         for i, t in np.argwhere(written != (steps < lengths[:, None] - 1))[:1]:
             answer.wrong(f'{name} of a caption of {lengths[i]} words to hold numbers at steps 0 to {lengths[i] - 2}, '
                          'then zeros', f'there are {"numbers" if written[i, t] else "zeros"} at step {t}',
-                         f'the rows of {name} and of sort_ind are in different orders' if mixed else
+                         f'at some steps the rows of {name} are not in the order of sort_ind' if mixed else
                          'the loop ends after step 0: a return or break in it, or a range too short'
                          if not written[:, 1:].any() else
                          f'only the last step is there: one_step comes after the loop, or {name} is made anew in it'
@@ -203,7 +203,7 @@ def check_predictions(lab, kind):
     mixed = not answer.is_right('predictions') and answer.is_right('predictions of the first caption alone')
     answer.same('predictions', shape='batch_size, max(decode_lengths), vocab_size', cause=mixed * (
         'a caption alone comes out right, so in a batch the pixels, words or states of different captions meet: sort '
-        'each of them once, and cut each to its first n rows'), rule=(
+        'each of them once, all by one sort_ind, and cut each to its first n rows'), rule=(
         'step t gets the vectors of word t and the h and c of step t - 1, step 0 those of init_hidden_state; its '
         'scores stay as they are' if kind == 'plain' else
         'step t gets the vectors of word t, the pixels, the h and c of step t - 1, step 0 those of init_hidden_state, '
@@ -266,9 +266,9 @@ def check_works_in_training_and_beam_search(lab, kind):
 def check_device(lab, kind):
     """What is made must lie where encoder_out lies. Without a GPU this cannot be computed: no points."""
     answer = ask(lab, kind)
-    made = answer['made on the CPU']
-    *made, line = made
-    names = [name for name, on_cpu in zip(('predictions', '', '', 'alphas'), made, strict=False) if name and on_cpu]
+    *made, line = answer['made on the CPU']
+    outputs = 'predictions', 'encoded_captions', '', 'alphas'  # lengths and sort_ind may
+    names = [name for name, on_cpu in zip(outputs, made, strict=False) if name and on_cpu]
     rule = 'what you make lies on the device of encoder_out; numpy takes tensors of the CPU only'
     answer.require(not names, 'tensors that lie where encoder_out lies', f'{" and ".join(names)} always lie on the CPU',
                    rule=rule)

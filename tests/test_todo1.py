@@ -22,7 +22,7 @@ def test_first_state_reads_the_picture(lab):
         answer, ['h', 'c'], 'a number of cells is limited, or cells of zeros are left out'))
     answer.same('h once more', 'c once more', cause='a call leaves something behind for the next one')
     answer.same('h in training', 'c in training', shape='batch_size, decoder_dim', cause=(
-        'self.bn is in eval() in training, too: self.bn.eval() or self.eval() is called'
+        'in training self.bn takes its running mean and variance, as in eval()'
         if same(answer['h in training'], answer['h after training']) else ''),
         rule='in training self.bn takes mean and variance of the batch; dropout comes later, before fc')
     lab('plain_rate', START).same('h of a large picture', 'c of a large picture', cause='it works for small sizes only')
@@ -41,8 +41,9 @@ def test_one_step(lab):
     answer = lab('plain_step', STEP)
     answer.same('h', shape='batch_size, decoder_dim',
                 cause='c is right, so something changes h after decode_step' * answer.is_right('c'),
-                rule='h and c are what self.decode_step(embeddings, (h, c)) returns')
-    answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
+                rule='h and c are what self.decode_step(embeddings, (h, c)) returns, from the h and c that come in')
+    answer.same('c', shape='batch_size, decoder_dim',
+                rule='c comes from the same call of the LSTM as h, which is right, and nothing follows')
     answer.same('predictions', shape='batch_size, vocab_size',
                 rule='fc reads the new h, and nothing comes after fc: the loss has the softmax')
     check_not_seeded(answer)

@@ -87,9 +87,9 @@ def test_z_is_the_weighted_sum(lab):
     rounding = 1e-6 * np.einsum('bp,bpe->be', np.abs(alpha), np.abs(pictures))
     answer.require((np.abs(answer['z'] - weighted) <= TOLERANCE * (1 + np.abs(weighted)) + rounding).all(),
                    'z = sum over the pixels of alpha * encoder_out',
-                   f'z[0, 0] is {answer["z"][0, 0]:.5g} where the sum is {weighted[0, 0]:.5g}',
-                   rule='encoder_out itself is weighted, not the keys, and summed, not averaged, over dim 1, and '
-                        'nothing comes after that')
+                   f'z[0, 0] is {answer["z"][0, 0]:.5g} but the sum is {weighted[0, 0]:.5g}',
+                   rule='encoder_out itself is weighted by the alpha that you return, and summed, not averaged, over '
+                        'dim 1, and nothing comes after that')
     looks_somewhere(answer)
 
 

@@ -32,9 +32,10 @@ def test_one_step(lab):
                 rule='alpha is what self.attention(encoder_out, h) returns, with the old h')
     answer.same('h', shape='batch_size, decoder_dim',
                 cause='c is right, so something changes h after decode_step' * answer.is_right('c'),
-                rule='decode_step reads [embeddings; beta * z] from (h, c); z is that of the attention, beta is a '
-                     'sigmoid, one number per channel')
-    answer.same('c', shape='batch_size, decoder_dim', rule='h is right: c comes from the same call of the LSTM')
+                rule='decode_step reads [embeddings; beta * z] from the h and c that come in; z is that of the '
+                     'attention, beta is a sigmoid, one number per channel')
+    answer.same('c', shape='batch_size, decoder_dim',
+                rule='c comes from the same call of the LSTM as h, which is right, and nothing follows')
     answer.same('predictions', shape='batch_size, vocab_size',
                 rule='fc reads the new h, and nothing comes after fc: the loss has the softmax')
     check_not_seeded(answer)

@@ -158,7 +158,7 @@ STEP = 'h, c = self.decode_step(embeddings, (h, c))'
     ('[embeddings, beta * z]', '[embeddings, self.dropout(beta * z)]', 'only what goes into fc is dropped'),
     ('        return predictions, encoded_captions, decode_lengths, sort_ind',
      '        return predictions[sort_ind.argsort()], encoded_captions, decode_lengths, sort_ind',
-     'the rows of predictions and of sort_ind are in different orders'),
+     'the rows of predictions are not in the order of sort_ind'),
     ('alpha.unsqueeze(1), encoder_out).squeeze(1)', 'alpha.unsqueeze(1), encoder_out).squeeze(1) + encoder_out.mean(1)',
      'sum over the pixels of alpha * encoder_out'),
     ('encoder_out, encoded_captions = encoder_out[sort_ind], encoded_captions[sort_ind]',

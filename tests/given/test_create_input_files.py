@@ -371,8 +371,10 @@ def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monk
         return load_image(path)
 
     monkeypatch.setattr(cif, "load_image", load)
+    data.json.write_text(json.dumps({"images": data.entries}))
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(data.run, tmp_path / "out") for _ in range(2)]
+        runs = [pool.submit(create_input_files, "toy", data.json, data.images, 2, 1, tmp_path / "out")
+                for _ in range(2)]
         assert not wait(runs, 1).done and len(loads) == len(set(loads))
         assert (tmp_path / "out/.lock").stat().st_mode & 0o777 == 0o666  # of other users, too
         go_on.set()
