@@ -14,7 +14,7 @@ def test_first_state_reads_the_picture(lab):
     """x_{-1} = bn(init(mean pixel)); one LSTM step on it from zero states."""
     answer = lab('plain_start', START)
     answer.same('h', shape='batch_size, decoder_dim',
-                rule='the mean over the pixels (dim 1) goes through init, then bn; the LSTM starts from zeros')
+                rule='the mean over the pixels (dim 1) goes through init, then bn; the LSTM reads it once, from zeros')
     answer.same('c', shape='batch_size, decoder_dim',
                 rule='c is what the same call of the LSTM returns beside h, which is right')
     answer.same('h of one picture', 'c of one picture', rule='the other pictures make no difference')
