@@ -33,7 +33,7 @@ def test_one_step(lab):
     answer.same('h', shape='batch_size, decoder_dim',
                 cause='c is right, so something changes h after decode_step' * answer.is_right('c'),
                 rule='decode_step reads [embeddings; beta * z] from the h and c that come in; z is that of the '
-                     'attention, beta is the sigmoid of f_beta(h), and nothing else')
+                     'attention, beta is the sigmoid of what its layer gives for that h')
     answer.same('c', shape='batch_size, decoder_dim',
                 rule='c comes from the same call of the LSTM as h, which is right, and nothing follows')
     answer.same('predictions', shape='batch_size, vocab_size',
