@@ -36,7 +36,7 @@ EARLIER = {2: (('steps',), (1,), 'plain_forward'), 4: (('attention',), (3,), 'at
 RANDOM = ('_masked', '_words')  # requests whose replies hold random numbers
 OF_RATES = ('_rate', '_batch')  # those in which only the calls in training are random
 KNOWN = 'Known mistake: '  # begins what a check says of one
-OF_ERRORS = {  # how an error begins -> its likely cause
+OF_ERRORS = {  # how an error begins (without blanks: texts with them are translated) -> its likely cause
     r"NameError:.name.'self'": 'self, the first parameter, is missing in its "def" line',
     'NameError': '"self." is missing before the name of a layer, or a variable is made under another name',
     r"RuntimeError: shape '\[":
@@ -180,9 +180,9 @@ class Subject:
 
 
 def shortened(reply, expected):
-    """Long lists of other lengths than expected, cut to ``MOST`` entries: else a message could hold millions."""
+    """Large arrays of other shapes than expected, cut to ``MOST`` entries: else a message could hold millions."""
     shapes = {shape for shape, _ in expected.values()}
-    arrays = {name: array if array.ndim > 1 or array.shape in shapes else array[:MOST]
+    arrays = {name: array if array.size <= MOST or array.shape in shapes else array.ravel()[:MOST]
               for name, array in reply['arrays'].items()}
     return {**reply, 'arrays': arrays}
 
@@ -232,7 +232,7 @@ class Lab:
     def difference_of(self, came, wanted):
         """Two shapes, in words: which dimension should not be there, is missing, or has another size."""
         size = self.size
-        if not came:
+        if not came and len(wanted) > 1:
             return '.sum() or .mean() without a dimension takes all of them away'
         for i in range(len(came)):
             if came[:i] + came[i + 1:] == wanted:
@@ -313,7 +313,7 @@ class Answer:
             called = f'; called from line {own}' * (own != line)
             where = f" ({error['file']}, line {line}: {error.get('code', '')}{called})"
         hint = next((hint for pattern, hint in OF_ERRORS.items() if re.match(pattern, error['error'])), '')
-        cause = self.changes() or cause or hint
+        cause = cause or hint
         missing = re.search(rf"'{CLASS.get(self.kind)}' object has no attribute '(\w+)'", error['error'])
         made = self.lab.subject.stored.layers.made
         if missing and missing[1] not in made[self.kind] and any(missing[1] in layers for layers in made.values()):
@@ -329,7 +329,9 @@ class Answer:
         known = self.lab.subject.stored.mistakes(self.name, self.stubs, self.reply)
         if known:  # the same error can come from elsewhere, the same numbers hardly
             cause = ('Likely cause: ' if self.errors else KNOWN) + '; or: '.join(known)
-        elif cause := cause or self.changes():
+        elif self.reply.get('changed'):
+            cause = f"Likely cause: {self.method} {self.reply['changed'][0]}"
+        elif cause:
             cause = f'Likely cause: {cause}'
         elif note:
             cause = f'Note: {note}'
@@ -349,15 +351,9 @@ class Answer:
         return all(array.shape == size and same(array if size == numbers.shape else brief(array), numbers)
                    for array, (size, numbers) in ((self[name], self.expected[of or name]) for name in names))
 
-    def changes(self):
-        """What its calls have changed that is not theirs."""
-        return next((f'{self.method} changes {what}' for what in self.reply.get('changed', ())), '')
-
     def own_cause(self, name):
         """Why an array is wrong, as far as the reply itself tells."""
         again = self.reply['arrays'].get(f'{name} once more')
-        if self.changes():
-            return self.changes()
         if again is not None and not same(again, self[name]):
             return ('the same call gives other numbers the second time: something in it is random (dropout in eval(), '
                     'torch.randn, a layer that is made anew), or an input or a layer is changed')
@@ -391,7 +387,7 @@ class Answer:
                 place = np.unravel_index(far.argmax(), far.shape)
                 index = f' at {self.index(place)}' if place else ''
                 if array.shape == size and name.startswith(('predictions', 'alphas', 'encoded')) and array.ndim > 1:
-                    index += ' (rows as they come in)' * self.method.endswith('forward')
+                    index += ' (captions in the order in which they come in)' * self.method.endswith('forward')
                 mixed = 'a sum over the other dimensions, weighted at random, ' if array.shape != size else ''
                 allowed = f' ({mixed}tolerance {tolerance * self.scale(name):.1g})' if kind == np.float32 else ''
                 self.wrong(f'{name}{index} = {expected[place]:.5g}{allowed}',

@@ -213,8 +213,8 @@ def check_predictions(lab, kind):
     stubs, _, main = EARLIER[lab.todo]
     with_stubs = ask(lab, kind, stubs=stubs) if lab.subject.works(main, stubs) else answer  # these do not drop anything
     with_stubs.same('predictions in training', shape='batch_size, max(decode_lengths), vocab_size',
-                    rule='in training, too, one_step gets all of it, and forward returns what it gives, whatever was '
-                         'called before: dropout is in one_step alone')
+                    rule='in training, too, one_step gets whole vectors and states, and forward returns what it gives, '
+                         'whatever was called before: dropout is in one_step alone')
     ask(lab, kind, 'batch').same('predictions of large sizes', **if_usual(
         answer, ['predictions'], 'it works for few captions, words or cells only, or for short vectors'))
 

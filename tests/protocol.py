@@ -145,8 +145,8 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
     :param models: a loaded ``models.py``
     :param block: as of :func:`load`
     :param as_list: function of what a method gave back and of the names of its outputs
-    :return: dict with ``arrays``, name -> array; ``errors``, name of a call -> dict; ``changed``, what the calls have
-        changed that is not theirs. With a request for no calls the arrays are the shapes of all parameters
+    :return: dict with ``arrays``, name -> array; ``errors``, name of a call -> dict; ``changed``, what the calls do to
+        what is not theirs. With a request for no calls the arrays are the shapes of all parameters
     """
     reply = {'arrays': {}, 'errors': {}, 'changed': []}
     seed(0)
@@ -177,8 +177,9 @@ def answer(request, models, block=solutions_blocked, as_list=as_list):
                 reply['errors'].setdefault(call['name'], described)
             mode = call.get('mode') or mode
             if any(part.training != (mode == 'train') for part in modules_of(module)):
-                reply['changed'] = ['train() and eval(), which are for the caller']
-        reply['changed'] += [f'{re.split(" (?:in|of|with|padded) ", name)[0]} in place'
+                reply['changed'] = ['calls train() or eval(), which is left to the caller']
+        # 'encoder_out with more cells' is an encoder_out
+        reply['changed'] += [f'changes {re.split(" (?:in|of|with|padded) ", name)[0]} in place'
                              for name, tensor in before.items() if not torch.equal(tensor, tensors[name])]
     return reply
 
@@ -272,8 +273,8 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
     :param gradient: names of the first arguments, or none of them: give back, in the place of the outputs, the
         gradients of a mixture of them, for these and for all parameters
     :param random_numbers: seed the random generators with this, and give back also what they give after the call
-    :param devices: also which outputs were made on the CPU without looking where the pictures are; and the line where
-        such a tensor first meets one of the pictures' device, or 0
+    :param devices: also which outputs were made on the CPU without looking where the pictures are, and
+        ``Devices.fails_at``
     :param file: ``models.py``, as it was loaded
     :return: name -> array
     :raises Returned: something else comes back than the outputs
@@ -305,8 +306,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
             inputs[f'keys {tensor}'] = extra['keys']
         values = as_list(function(*given, **extra), outputs)
     promised = f'{method} to return {", ".join(outputs)}, {len(outputs)} values, in this order'
-    tuples = [name for name, value in zip(outputs, values, strict=False)
-              if isinstance(value, tuple) and name != 'decode_lengths']
+    tuples = [name for name, value in zip(outputs, values, strict=False) if isinstance(value, tuple)]
     if len(values) != len(outputs) or tuples:
         raise Returned(promised, f'{tuples[0]} is a tuple' if tuples else f'it returns {len(values)}' if values else
                        'it returns nothing (is the return missing?)')
@@ -319,7 +319,7 @@ def carry_out(module, tensors, name, method, args, outputs, keys=None, mode=None
         arrays[f'random numbers after it{name}'] = np.array(
             [torch.rand(()).item(), random.random(), np.random.random()], dtype=np.float32)
     if devices:
-        arrays['made on the CPU'] = np.array([*map(made.on_cpu, values), made.met], dtype=np.int64)
+        arrays['made on the CPU'] = np.array([*map(made.on_cpu, values), made.fails_at], dtype=np.int64)
     return arrays
 
 
@@ -374,48 +374,53 @@ def one_word(lstm):
 
 
 class Devices(torch.overrides.TorchFunctionMode):
-    """Follows tensors: ``home`` lie where the pictures lie, and so does what is computed from them; ``homeless`` lie on
-    the CPU, made by ``torch.zeros`` and the like without ``device``, or computed from such tensors alone.
+    """Tells tensors on the device of the pictures from those on the CPU, as if that were a GPU.
 
     :param file: ``models.py``
-    :ivar met: the line of it where the two first meet, or where numpy gets a home tensor, which fails on a GPU; or 0
+    :param module, given: its weights and these tensors are on the device, and so is what is computed from them
+    :ivar fails_at: the line of ``file`` that would first fail on a GPU, or 0: there a tensor of the device meets one
+        that ``torch.zeros`` or the like made without ``device``, or goes to numpy
     """
 
     MAKERS = {torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, torch.arange, torch.tensor,
               torch.as_tensor, torch.eye, torch.linspace, torch.randint, torch.randperm}
-    MAY_MEET = {'__getitem__', '__setitem__', 'copy_', '_pack_padded_sequence'}
+    MAY_MEET = {'__getitem__', '__setitem__', 'copy_', 'to', 'type_as', '_pack_padded_sequence'}
 
     def __init__(self, file, module, *given):
         super().__init__()
         own = [tensor for part in modules_of(module) for tensor in (*part.parameters(), *part.buffers())]
-        self.file, self.met, self.homeless = file, 0, {}
-        self.home = {id(tensor): tensor for tensor in tensors_in(*own, *given)}
+        self.file, self.fails_at = file, 0
+        # by id, and kept, so that no other tensor gets the id; of a tensor that is in neither, nothing is known
+        self.of_device, self.of_cpu = {id(tensor): tensor for tensor in tensors_in(*own, *given)}, {}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, '__name__', '')
         given = list(tensors_in(args, kwargs))
-        home, homeless = any(id(part) in self.home for part in given), list(filter(self.on_cpu, given))
+        on_device, on_cpu = any(id(tensor) in self.of_device for tensor in given), list(filter(self.on_cpu, given))
         result = function(*args, **kwargs)
-        targets = [*args[1:], *kwargs.values()] if name == 'to' else []
-        if name in ('cpu', 'cuda', 'type_as') or any(
-                isinstance(target, str | torch.device | torch.Tensor) for target in targets):
-            result = result[...]  # else it may be the same tensor
-            home, homeless = name != 'cpu' and 'cpu' not in targets, []
-        elif name in ('numpy', '__array__') and home or name not in self.MAY_MEET and home and any(
-                tensor.dim() for tensor in homeless):
-            self.met = self.met or next((line for frame, line in traceback.walk_stack(sys._getframe())
-                                         if frame.f_code.co_filename == self.file), 0)
+        meet = any(tensor.dim() for tensor in on_cpu) and name not in self.MAY_MEET
+        if on_device and (meet or name in ('numpy', '__array__')):
+            self.fails_at = self.fails_at or self.line()
+        if name in ('cpu', 'cuda', 'type_as') or name == 'to' and any(
+                isinstance(target, str | torch.device | torch.Tensor) for target in (*args[1:], *kwargs.values())):
+            result, on_device = result[...], name != 'cpu'  # torch may give back the tensor itself
         elif function in self.MAKERS and not given:
-            home, homeless = not isinstance(kwargs.get('device', 'cpu'), str), [None]
-        if home or homeless or name == 'cpu':
-            (self.home if home else self.homeless).update({id(part): part for part in tensors_in(result)})
+            on_device = not isinstance(kwargs.get('device', 'cpu'), str)
+        elif not on_device and not on_cpu:
+            return result
+        (self.of_device if on_device else self.of_cpu).update({id(tensor): tensor for tensor in tensors_in(result)})
         return result
 
     def on_cpu(self, value):
-        return id(value) in self.homeless
+        return id(value) in self.of_cpu
+
+    def line(self):
+        return next((line for frame, line in traceback.walk_stack(sys._getframe())
+                     if frame.f_code.co_filename == self.file), 0)
 
 
 def tensors_in(*values):
+    """The tensors among these values, and within tuples, lists and dicts."""
     for value in values:
         if torch.is_tensor(value):
             yield value

@@ -22,6 +22,10 @@ def test_shapes(lab):
             ('z', (answer.inputs.batch, answer.inputs.encoder_dim), 'batch_size, encoder_dim')):
         answer.require(answer[name].shape == shape, f'{name} of shape {shape} = ({meaning})',
                        f'the shape is {answer[name].shape}', lab.difference_of(answer[name].shape, shape))
+    z, pixels = answer['z'], answer.inputs.pixels()
+    between = (z >= pixels.min(axis=1) - 1e-4) & (z <= pixels.max(axis=1) + 1e-4)
+    answer.require(between.all(), 'z between the smallest and the largest pixel, in each channel', 'it lies outside',
+                   rule='z is a weighted mean of encoder_out; no weight is below 0, and over the pixels they sum to 1')
     looks_somewhere(answer)
 
 
