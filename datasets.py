@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset  # noqa: F401, accelerate looks for the latter in `datasets`
 
 from lab.data.images import open_images
-from lab.data.vocabulary import encode_caption, in_language, languages_of, load_word_map
+from lab.data.vocabulary import in_language, languages_of, load_word_map
 from utils import read_json
 
 
@@ -92,23 +92,6 @@ class CaptionDataset(Dataset):
     def language_of(self, number):
         """The language of a caption: a picture has all captions in the first one, then those in the next."""
         return self.languages[number % self.cpi * len(self.languages) // self.cpi]
-
-    def replace_captions(self, path):
-        """Take the captions of a file of ``distillation.py`` in place of people's; ``references`` stay.
-
-        :raises ValueError: one of other pictures, or with another number of captions or longer ones
-        """
-        content = read_json(path, 'make it again by distillation.py')
-        names, captions = content['names'], content['captions']
-        longest = self.captions.shape[1] - 2
-        if names != self.names or len(captions) != len(names) or any(
-                len(those) != self.cpi or max(map(len, those)) > longest for those in captions):
-            raise ValueError(f'{path} has the captions of other pictures, or another number of them, than '
-                             f'{self.images_path}: make it again from a teacher that was trained on these')
-        rows = [encode_caption(caption, self.word_maps[self.language_of(i)], longest) for those in captions
-                for i, caption in enumerate(those)]
-        self.captions = torch.tensor(rows, dtype=torch.long)
-        self.caplens = torch.tensor([len(caption) + 2 for those in captions for caption in those]).unsqueeze(1)
 
     @functools.cached_property
     def sided(self):

@@ -147,8 +147,6 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
         log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
     check_monitor(cfg['monitor'], val_data.references_in)
-    if cfg['captions']:
-        train_data.replace_captions(cfg['captions'])
     model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, loss=loss, optimizer=own_optimizer)
     scheduler = make_scheduler(optimizer, cfg, train_data, len(model.history))
     if before and not cfg['cosine']:

@@ -18,7 +18,7 @@ from instructor.cut import REFERENCE
 from lab.notebooks import run_notebook
 from utils import read_json
 
-FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights', 'captions'}
+FILES = {'output_folder', 'data_folder', 'word_vectors', 'encoder_weights'}
 
 
 def read_settings(path):

@@ -110,7 +110,7 @@ def with_runs_of_the_lab(notebook):
     for key, value in zip(runs.keys, runs.values, strict=True):
         own = {argument.arg: ast.literal_eval(argument.value) for argument in value.keywords
                if argument.arg != 'decoder_options'}
-        if own.keys() & {'decoder', 'ensemble', 'distill', 'self_critical'} or own.get('start_from') in dropped:
+        if own.keys() & {'decoder', 'ensemble', 'self_critical'} or own.get('start_from') in dropped:
             dropped.add(key.value)
             lines[key.lineno - 1:value.end_lineno] = [''] * (value.end_lineno - key.lineno + 1)
     cell['source'] = ''.join(lines).splitlines(keepends=True)

@@ -18,7 +18,6 @@ from lab.data.vocabulary import languages_of, load_word_map
 from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, save_result
 from lab.decode.metrics import score_names
-from lab.experiments import distillation
 from lab.more.ensembles import load_ensemble
 from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
@@ -29,7 +28,7 @@ from solver import check_settings, train
 from utils import atomic_path, best_epoch, markdown_table, read_json, sentence, write_json
 
 # Fingerprints stand for the data and the files. The folder and the device change no result.
-NOT_COMPARED = ('checkpoint', 'start_from', 'captions', 'data_folder', 'output_folder', 'device')
+NOT_COMPARED = ('checkpoint', 'start_from', 'data_folder', 'output_folder', 'device')
 AGAIN = 'delete it and run the comparison again'
 
 
@@ -39,10 +38,9 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     Each run and seed has its own folder in ``output_folder``. The results are in ``comparison.json``, the table in
     ``comparison.md`` (``val_comparison.*`` for the validation split).
 
-    :param runs: dict name -> the run's own settings, beside ``cfg``. Three settings name runs further up:
-        ``start_from`` (one name): a second phase from the best weights of that run, of the same seed.
-        ``ensemble`` (list of names): no training; the checkpoints of these runs, of all seeds, caption together.
-        ``distill`` (list of names): the run learns the captions of such an ensemble, see ``distillation.py``
+    :param runs: dict name -> the run's own settings, beside ``cfg``. Two settings name runs further up:
+        ``start_from``: a second phase from the best weights of that run, of the same seed.
+        ``ensemble`` (list of names): no training; the checkpoints of these runs, of all seeds, caption together
     :param cfg: settings that all runs share, including the budget (``epochs``)
     :param split: 'TEST', or 'VAL' while you choose settings
     :return: list of dicts with name, run and seeds; of several languages one for each, named 'run, zh'. A seed is a
@@ -55,15 +53,12 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
     settings = all_settings(runs, cfg, folder, seeds, split)
     tested, phases = {}, {}  # of the first a list per run and language
     for name, own in runs.items():
-        members = named(own, 'ensemble') or named(own, 'distill')
-        checkpoints = [checkpoint_paths(settings[member, seed])[1] for member in members for seed in seeds]
-        if 'ensemble' in own:
+        if members := own.get('ensemble'):
+            checkpoints = [checkpoint_paths(settings[member, seed])[1] for member in members for seed in seeds]
             found = evaluate_or_load('Ensemble', checkpoints, [], folder / folder_name(name),
                                      settings[members[0], seeds[0]], split, beam_sizes)
             tested |= {(name, language): [result] for language, result in found.items()}
             continue
-        if members:
-            teacher_captions(checkpoints, settings[name, seeds[0]])
         for seed in seeds:
             print(f'== {name}, seed {seed} ==', flush=True)
             run_cfg = settings[name, seed]
@@ -91,12 +86,6 @@ def folder_name(name):
     return ''.join(c if c.isalnum() else '_' for c in name)
 
 
-def named(own, key):
-    """List of the runs that a run's ``start_from``, ``ensemble`` or ``distill`` names."""
-    names = own.get(key) or []
-    return [names] if isinstance(names, str) else names
-
-
 def all_settings(runs, cfg, folder, seeds, split):
     """Check every run before the first is trained: its settings, the runs that it names, its decoder and open TODOs.
 
@@ -112,10 +101,10 @@ def all_settings(runs, cfg, folder, seeds, split):
             for key in ('seed', 'output_folder', 'checkpoint'):
                 if key in own:
                     raise ValueError(f'{key} cannot be set for a single run: the comparison sets it')
-            for key in ('start_from', 'ensemble', 'distill'):
-                for other in named(own, key):
-                    if (other, seeds[0]) not in settings:
-                        raise ValueError(f'{key} is {own[key]!r}, but no trained run above it is called {other!r}')
+            first = own.get('start_from')
+            for other in own.get('ensemble', [first] * bool(first)):
+                if (other, seeds[0]) not in settings:
+                    raise ValueError(f'it names {other!r}, but no trained run above it is called so')
             if 'ensemble' in own:
                 continue
             for seed in seeds:
@@ -134,10 +123,6 @@ def run_settings(name, own, cfg, folder, seed, settings):
     own = dict(own)
     if own.get('start_from'):
         own['start_from'] = str(checkpoint_paths(settings[own['start_from'], seed])[1])
-    if teachers := named(own, 'distill'):
-        # no hyphen is in a folder's name: 'a' and 'b' are not the run 'a and b'
-        own['captions'] = str(folder / f'captions_by_{"-and-".join(map(folder_name, teachers))}.json')
-        del own['distill']
     return check_settings({**cfg, **own, 'checkpoint': None, 'seed': seed,
                            'output_folder': str(folder / folder_name(name) / f'seed_{seed}')})
 
@@ -152,19 +137,6 @@ def try_model(cfg, split):
         model(Batch(images, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
               teacher_forcing=1.0 if cfg['teacher_forcing'] == 1 else 0.0)
     caption_image(model.eval(), images[0], beam_size=1, max_len=2)
-
-
-def teacher_captions(teachers, cfg):
-    """Let teachers caption the training pictures, unless their captions are there.
-
-    :param teachers: checkpoints
-    :param cfg: settings of the run that learns these captions
-    """
-    path = Path(cfg['captions'])
-    if path.exists() and read_json(path, AGAIN)['provenance'] == distillation.provenance(teachers):
-        return
-    print(f'== {path.stem} ==', flush=True)
-    distillation.distill(path, teachers, device=cfg['device'])
 
 
 def train_or_load(cfg):

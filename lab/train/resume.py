@@ -74,7 +74,7 @@ def fingerprints(cfg, **own):
     :return: dict: what -> fingerprint
     """
     vectors = bool(cfg['word_vectors'] and not cfg['start_from'])
-    read = ['start_from', 'captions', *['word_vectors'] * vectors, 'encoder_weights']
+    read = ['start_from', *['word_vectors'] * vectors, 'encoder_weights']
     return {
         **{f'{split} split': content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')},
         **{f'{key} file': file_digest(cfg[key]) for key in read if cfg[key] and Path(cfg[key]).is_file()},

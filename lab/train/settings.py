@@ -50,7 +50,6 @@ class Settings:
     embed_dropout: float = 0.0          # on the word vectors, in training
     feature_dropout: float = 0.0        # on whole channels of a picture's features, in training
     word_vectors: str | None = None     # text file of GloVe, word2vec or fastText, embed_dim numbers a word
-    captions: str | None = None         # file of lab/experiments/distillation.py: learn another decoder's captions
     label_smoothing: float = 0.0        # probability that a target spreads over all words (Szegedy et al. 2016)
     teacher_forcing: PerEpoch = 1.0     # probability of feeding the true word; (1.0, 0.7) falls over the epochs
     flip: bool = False                  # mirror pictures in every other epoch, unless a caption says left or right

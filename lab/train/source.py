@@ -13,9 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.encoders', 'lab.data.vocabulary',
           'lab.decode.greedy_search', 'lab.decode.metrics', 'lab.decode.cider', 'lab.more.self_critical',
           'lab.more.word_vectors', *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
-# and those that only a test of it, or a teacher, needs
-TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics', 'lab.more.ensembles',
-         'lab.experiments.distillation']
+# and those that only a test of it needs
+TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics', 'lab.more.ensembles']
 LOADED = {}  # module -> the spec that it was loaded by, its source at that time
 
 

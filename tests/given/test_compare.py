@@ -25,7 +25,6 @@ RUNS = {
     'plain LSTM': dict(attention=False, epochs=1),
     'adaptive': ADAPTIVE,
     'adaptive, self-critical': dict(**ADAPTIVE, start_from='adaptive', self_critical='greedy', epochs=1),
-    'distilled': dict(**ADAPTIVE, start_from='adaptive, self-critical', distill=['plain LSTM', 'adaptive'], epochs=1),
     'both': dict(ensemble=['plain LSTM', 'adaptive']),
 }
 LSTM, *OTHERS = TRAINED = list(RUNS)[:-1]
@@ -102,7 +101,7 @@ def written(folder):
 
 def test_every_run_is_trained_and_tested(compared):
     folder, results = compared
-    epochs = {'plain LSTM': 1, 'adaptive': 2, 'adaptive, self-critical': 1, 'distilled': 1, 'both': 0}
+    epochs = {'plain LSTM': 1, 'adaptive': 2, 'adaptive, self-critical': 1, 'both': 0}
     assert [result['name'] for result in results] == list(epochs)
     for result in results:
         assert [len(seed['history']) for seed in result['seeds']] == [epochs[result['name']]] * len(result['seeds'])
@@ -112,7 +111,7 @@ def test_every_run_is_trained_and_tested(compared):
                 scores = metrics.scores_of(references, captions) | {'METEOR': meteor(captions), 'beam_size': size}
                 assert len(captions) == 6 and {name: row[name] for name in scores} == scores
     histories = [seed['history'] for result in results for seed in result['seeds']]
-    assert len(histories) == 9 and all(history not in histories[:i] for i, history in enumerate(histories))
+    assert len(histories) == 7 and all(history not in histories[:i] for i, history in enumerate(histories))
 
 
 def test_the_best_weights_of_each_seed_are_tested_and_go_on(compared):
@@ -129,7 +128,7 @@ def test_the_best_weights_of_each_seed_are_tested_and_go_on(compared):
             assert [read_checkpoint(path)['fingerprints']['start_from file'] for path in best[name]] == digests[first]
             assert [seed['begins'][1] for seed in seeds[name]] == [seed['history'][0] for seed in seeds[first]]
     assert seeds['both'][0]['provenance']['checkpoints'] == digests['plain LSTM'] + digests['adaptive']
-    assert [seeds[name][0]['begins'][0] for name in TRAINED] == [0, 0, 1, 2]  # epochs before it
+    assert [seeds[name][0]['begins'][0] for name in TRAINED] == [0, 0, 1]  # epochs before it
 
 
 def test_settings_are_chosen_on_the_validation_split(again, compared, tmp_path):
@@ -150,16 +149,16 @@ EXTRA = lambda code: code + b'\nX = 1\n'
     ('solver', lambda code: code.replace(b'"""Cross-entropy', b'"""A loss: cross-entropy'), []),
     *[(name, EXTRA, []) for name in ('lab.experiments.compare', 'lab.data.shapes', 'lab.figures.curves')],
     ('solver', lambda code: code.replace(b'loss + alpha_c *', b'loss - alpha_c *'), TRAINED),  # caption_loss
-    ('lab.more.adaptive', EXTRA, OTHERS), ('lab.decode.beam_search', EXTRA, ['distilled'])])  # the teachers' captions
+    ('lab.more.adaptive', EXTRA, OTHERS)])
 def test_code_that_decides_trains_again(again, compared, tmp_path, other_source, edited, change, expected):
     with other_source(edited, change):
         trained, _ = again()
     assert trained == expected and (written(tmp_path / 'runs') == written(compared[0])) == (not expected)
 
 
-@pytest.mark.parametrize(('run', 'expected'), [('adaptive', OTHERS), ('distilled', ['distilled'])])
+@pytest.mark.parametrize(('run', 'expected'), [('adaptive', OTHERS), (OTHERS[1], [OTHERS[1]])])
 def test_other_settings_train_again(again, compared, run, expected):
-    """And with them what goes on from these weights or learns from them; ensembles are tested again."""
+    """And with them what goes on from these weights; ensembles are tested again."""
     trained, results = again({**RUNS, run: {**RUNS[run], 'dropout': 0.2}})
     assert trained == expected
     same = results[-1]['seeds'][0]['provenance'] == compared[1][-1]['seeds'][0]['provenance']
@@ -176,7 +175,7 @@ def test_other_pictures_under_the_same_names(again, cfg, compared, tmp_path, tra
     assert (written(tmp_path / 'runs') == written(compared[0])) == ((train, test) == (24, 6))
 
 
-@pytest.mark.parametrize('setting', ['word_vectors', 'encoder_weights', 'captions', 'start_from'])
+@pytest.mark.parametrize('setting', ['word_vectors', 'encoder_weights', 'start_from'])
 def test_another_file_under_the_same_name_counts(cfg, tmp_path, setting):
     path = tmp_path / 'file'
     seen = []
@@ -222,7 +221,7 @@ def test_every_run_of_the_notebook_is_accepted(tiny_data, tmp_path, no_training)
 
 @pytest.mark.parametrize(('runs', 'message'), [
     *[({'a': own, 'b': {}}, "'a': .*'b'") for own in (
-        dict(start_from='b'), dict(ensemble=['b']), dict(distill='b'))],
+        dict(start_from='b'), dict(ensemble=['b']))],
     ({'a': {}, 'b': dict(ensemble=['a']), 'c': dict(ensemble=['a', 'b'])}, "'c': .*'b'"),
     ({'a': {}, 'b': dict(start_from='c'), 'c': dict(start_from='b')}, "'b': .*'c'"),
     ({'a': dict(start_from='a')}, "'a': .*'a'"),

@@ -17,8 +17,10 @@ from accelerate import debug_launcher
 
 import solver
 from datasets import CaptionDataset
+from lab.data.vocabulary import encode_caption
 from lab.train.checkpoints import checkpoint_paths
 from solver import DEFAULTS, train
+from utils import write_json
 
 LAUNCHERS = {
     'torchrun': ['torch.distributed.run', '--standalone', '--nproc_per_node=2'],
@@ -85,11 +87,13 @@ def assert_alike(history, expected):
 @pytest.fixture
 def equal_cfg(tiny_cfg, tmp_path):
     """All shares of a batch weigh the same: each caption to learn from has seven words. And no dropout."""
-    dataset = CaptionDataset(tiny_cfg['data_folder'], tiny_cfg['data_name'], 'TRAIN')
-    captions = [[(words * 7)[:7] for words in those] for those in dataset.references]
-    (tmp_path / 'captions.json').write_text(json.dumps(dict(names=dataset.names, captions=captions)))
-    return {**tiny_cfg, 'captions': str(tmp_path / 'captions.json'), 'dropout': 0.0, 'batch_size': 10,
-            'decoder_lr': 1e-2}
+    data, name = tmp_path / 'equal', tiny_cfg['data_name']
+    shutil.copytree(tiny_cfg['data_folder'], data)
+    dataset = CaptionDataset(data, name, 'TRAIN')
+    captions = [encode_caption((words * 7)[:7], dataset.word_map, 7) for those in dataset.references for words in those]
+    write_json(data / f'TRAIN_CAPTIONS_{name}.json', captions)
+    write_json(data / f'TRAIN_CAPLENS_{name}.json', [9] * len(captions))
+    return {**tiny_cfg, 'data_folder': str(data), 'dropout': 0.0, 'batch_size': 10, 'decoder_lr': 1e-2}
 
 
 def folder_of(cfg, name):
