@@ -2,11 +2,10 @@
 
 ``flickr8k-cn`` is Flickr8k with the captions in English and, by native speakers, in Chinese.
 
-It comes as ``create_input_files.py`` takes it, here for COCO (the others have neither ``train2014`` nor boxes)::
+It comes as ``create_input_files.py`` takes it, here for COCO (the others have no ``train2014``)::
 
     data/raw/coco/dataset_coco.json              captions and split (Karpathy and Li 2015, arXiv 1412.2306)
     data/raw/coco/images/train2014/*.jpg         the pictures that the JSON names
-    data/raw/coco/annotations/instances_*.json   boxes of the objects
 
 Each file is complete or not there. A download that was stopped resumes where it was. An archive is deleted when all
 that is wanted of it is unpacked.
@@ -67,11 +66,7 @@ SOURCES = {
                'http://images.cocodataset.org/zips/train2014.zip', filepath='train2014'),
         Source('val2014.zip', 6_645_013_297,
                'sha256:fe9be816052049c34717e077d9e34aa60814a55679f804cd043e3cbee3b9fde0',
-               'http://images.cocodataset.org/zips/val2014.zip', filepath='val2014'),
-        Source('annotations_trainval2014.zip', 252_872_794,
-               'sha256:031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009',
-               'http://images.cocodataset.org/annotations/annotations_trainval2014.zip',
-               ('annotations/instances_train2014.json', 'annotations/instances_val2014.json'))),
+               'http://images.cocodataset.org/zips/val2014.zip', filepath='val2014')),
     'flickr8k': (
         karpathy('flickr8k'),
         Source('Flickr8k_Dataset.zip', 1_115_419_746, 'md5:f18a1e2920de5bd84dae7cf08ec78978',

@@ -20,8 +20,7 @@ from lab.data import download
 from lab.data.download import Source, main
 
 NAMES = [f'{split}/COCO_{split}_{number:012d}.jpg' for split in ('train2014', 'val2014') for number in range(12)]
-BOXES = ('annotations/instances_train2014.json', 'annotations/instances_val2014.json')
-ALL = {'dataset_coco.json', *BOXES, *(f'images/{name}' for name in NAMES)}
+ALL = {'dataset_coco.json', *(f'images/{name}' for name in NAMES)}
 TRAIN, VAL = '/zips/train2014.zip', '/zips/val2014.zip'
 
 
@@ -80,8 +79,7 @@ def coco(server, tmp_path, monkeypatch):
             ('/caption_datasets.zip', dict(files=('dataset_coco.json',)),
              {'dataset_coco.json': json.dumps(dict(images=images)), 'other.json': '{}'}),
             (TRAIN, dict(filepath='train2014'), {**train, 'train2014/not_in_the_split.jpg': b'x', '_/._a.jpg': b'x'}),
-            (VAL, dict(filepath='val2014'), val),
-            ('/boxes.zip', dict(files=BOXES), {**dict.fromkeys(BOXES, '{}'), 'annotations/captions.json': '{}'})):
+            (VAL, dict(filepath='val2014'), val)):
         server.files[path] = content = zip_of(files)
         checksum = hashlib.sha256(content).hexdigest()
         sources.append(Source(Path(path).name, size=len(content), checksum=f'sha256:{checksum}',
