@@ -1,4 +1,4 @@
-"""Run the report notebook and make one page of it, and a PDF where there is a browser: ``python report/render.py``.
+"""Run the report notebook and make one page of it: ``python report/render.py``.
 
 Figures are part of the page and formulas become MathML, so ``report.html`` opens anywhere, without the internet. The
 last lines say what is still open.
@@ -6,13 +6,8 @@ last lines say what is still open.
 
 import copy
 import html
-import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from latex2mathml.converter import convert
@@ -21,7 +16,7 @@ from papermill.exceptions import PapermillExecutionError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from lab.labels import CHINESE, LABELS  # noqa: E402  the folder above has to be on the path first
+from lab.labels import LABELS  # noqa: E402  the folder above has to be on the path first
 from lab.notebooks import run_notebook  # noqa: E402
 from utils import atomic_path  # noqa: E402
 
@@ -42,14 +37,6 @@ PAGE = """<!DOCTYPE html>
 </body>
 </html>
 """
-BROWSERS = ('chromium', 'chromium-browser', 'google-chrome', 'google-chrome-stable', 'microsoft-edge', 'chrome',
-            'msedge', '/Applications/Google Chrome.app/Contents/MacOS/Google Chrome',
-            '/Applications/Microsoft Edge.app/Contents/MacOS/Microsoft Edge',
-            r'C:\Program Files\Google\Chrome\Application\chrome.exe',
-            r'C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe')
-NO_FONT = ('The PDF shows boxes for Chinese characters, as this system has no font with them: install one, such as the '
-           'package fonts-noto-cjk, and run this again. Or open report.html elsewhere and print it to a PDF.')
-NO_PDF = 'no PDF: no Chrome, Chromium or Edge is here to make it. Open report.html in a browser and print it to a PDF.'
 
 
 # --- The page ---
@@ -104,40 +91,6 @@ def cells_shown(notebook):
     return [cell for cell in notebook.cells if GUIDE not in cell.metadata.get('tags', [])]
 
 
-# --- PDF ---
-
-
-def find_browser():
-    """:return: the program of a browser that prints to a file, or None"""
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-def write_pdf(page, path):
-    """Let a browser print the page.
-
-    :return: whether one did
-    """
-    browser = find_browser()
-    path.unlink(missing_ok=True)  # of an earlier page
-    if not browser:
-        return False
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # where a browser in a sandbox may write, too
-        printed = Path(scratch, path.name)
-        as_root = sys.platform == 'linux' and os.geteuid() == 0  # then Chromium starts without its sandbox only
-        command = [browser, '--headless', '--disable-gpu', '--no-pdf-header-footer', *['--no-sandbox'] * as_root,
-                   f'--user-data-dir={scratch}/profile', f'--print-to-pdf={printed}', page.as_uri()]
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120)
-        if printed.exists():
-            printed.rename(path)
-    return path.exists()
-
-
-def lacks_chinese():
-    """Whether a browser has no font for Chinese. That happens on Linux, where fontconfig knows."""
-    return bool(shutil.which('fc-list')) and not subprocess.run(['fc-list', ':lang=zh'], stdout=subprocess.PIPE).stdout
-
-
 # --- What is open ---
 
 
@@ -165,7 +118,7 @@ def still_open(notebook):
 
 
 def main():
-    page, pdf = HERE / 'report.html', HERE / 'report.pdf'
+    page = HERE / 'report.html'
     try:
         notebook = run_notebook(HERE / 'report.ipynb')
         write_page(notebook, page)
@@ -173,10 +126,7 @@ def main():
         sys.exit(f'error: {error.ename}: {error.evalue}')
     except ValueError as error:
         sys.exit(f'error: {error}')
-    print(page)
-    print(pdf if write_pdf(page, pdf) else NO_PDF)
-    if pdf.exists() and lacks_chinese() and CHINESE.search(page.read_text(encoding='utf-8')):
-        print(NO_FONT)
+    print(f'{page}: for a PDF open it in a browser and print it')
     sentences = still_open(notebook)
     print('Before you hand in:' if sentences else 'Nothing is open: it can be handed in.', *sentences, sep='\n- ')
 

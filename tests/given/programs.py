@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from report.render import BROWSERS
-
+BROWSERS = ['chromium', 'chromium-browser', 'google-chrome', 'microsoft-edge']
 # program -> its commands, what brings it
 PROGRAMS = {
     'bubblewrap': (['bwrap'], 'apt install bubblewrap, and the right to make namespaces'),

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,14 +16,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from programs import needs
+from programs import BROWSERS, needs
 
 from lab import app
 from lab.data.images import ImageFileError
 from lab.decode.evaluate import caption_image
 from lab.train.checkpoints import load_models
 from lab.train.source import ROOT
-from report.render import find_browser
 
 RED, BLUE = (220, 30, 30), (30, 30, 220)
 
@@ -169,7 +169,7 @@ def page(well_trained):
         try:
             next(line for line in server.stdout if f':{port}' in line)
             with playwright.sync_playwright() as started, closing(started.chromium.launch(
-                    executable_path=find_browser(), args=['--no-sandbox'])) as browser:
+                    executable_path=next(filter(None, map(shutil.which, BROWSERS))), args=['--no-sandbox'])) as browser:
                 page = browser.new_page(viewport=dict(width=390, height=800))
                 page.set_default_timeout(60_000)
                 page.route(lambda url: not url.startswith(f'http://localhost:{port}'), lambda route: None)

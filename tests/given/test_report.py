@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from bs4 import BeautifulSoup
-from programs import needs
 
 from lab.app import figure_html
 from lab.experiments.compare import comparison_table
@@ -127,16 +126,3 @@ def test_own_pictures_and_formulas_are_in_the_page(tmp_path):
         cell.source = f'$h_t$ and {formula}'
         with pytest.raises(ValueError, match=re.escape(formula)):
             page_of(nbformat.v4.new_notebook(cells=[cell]), tmp_path)
-
-
-@pytest.mark.parametrize('browser', [False, pytest.param(True, marks=needs('browser'))])
-def test_pdf(tmp_path, monkeypatch, browser):
-    """A browser prints the page; without one an older PDF does not stay."""
-    page, pdf = tmp_path / 'my report.html', tmp_path / 'report.pdf'
-    page.write_text('<p style="break-after: page">1<p>2')
-    pdf.write_text('of an earlier page')
-    if not browser:
-        monkeypatch.setattr(render, 'BROWSERS', [])
-    assert render.write_pdf(page, pdf) == browser == pdf.exists()
-    if browser:
-        assert pdf.read_bytes().startswith(b'%PDF') and len(re.findall(rb'/Type */Page\b', pdf.read_bytes())) == 2
