@@ -1,1 +1,1 @@
-"""Whole trainings: from a command line, side by side, with a teacher. Leave it alone."""
+"""Whole trainings: from a command line, and side by side. Leave it alone."""
