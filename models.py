@@ -181,6 +181,7 @@ class DecoderWithRNN(nn.Module):
         """
         encoder_out = flatten_pixels(encoder_out)
         # TODO 2: DecoderWithRNN.forward
+        # Read first: notes/2_sequence_to_sequence.ipynb
         # Predict first: a batch holds two captions, of 5 and of 9 words (<start> and <end> counted). How many rows does
         # one_step get at t = 3, and how many at t = 4? Which entries [i, t] of the predictions stay zero?
         #   The longest caption comes first: then the captions that still run are the first rows at every step. Pictures

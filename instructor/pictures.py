@@ -30,9 +30,9 @@ for name, picture, model, options in (
     _, pixels = find_picture(model, picture)
     found = caption_image(model, pixels, **options)
     print(name, ' '.join(found['caption']))
-    gate = found['gate'] if name == 'attention' else None
-    figure = plot_attention(pixels.permute(1, 2, 0).numpy(), found['caption'], found['alphas'], gate=gate,
-                            probabilities=found['probabilities'])
+    more = dict(gate=found['gate']) if name == 'attention' else dict(scale='caption')
+    figure = plot_attention(pixels.permute(1, 2, 0).numpy(), found['caption'], found['alphas'],
+                            probabilities=found['probabilities'], **more)
     save_figure(figure, Path(f'drawn/{name}.png'))
 """
 

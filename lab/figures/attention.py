@@ -46,14 +46,14 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
     :raises ValueError: weights that are NaN or infinite
     """
-    columns, alphas = min(5, len(words) + 1), np.asarray(alphas)
+    rows = -(-(len(words) + 1) // 5)  # of at most five maps, no row much shorter than another
+    columns, alphas = -(-(len(words) + 1) // rows), np.asarray(alphas)
     caption, words = drawable([sentence(words)], 20 * columns)[0], drawable(words)
     highest = None if scale == 'word' or not words else alphas.max()
     maps = [overlay(image, alpha, highest) for alpha in alphas]
     bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'),
             (gate, 'mean β', 'how open the gate is when it says the word')]
     bars = [bar for bar in bars if bar[0] is not None]
-    rows = -(-(len(words) + 1) // columns)
     heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
     figure = plt.figure(figsize=(WIDTH * columns / 5, 0.4 + sum(heights)))
     above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
