@@ -33,6 +33,10 @@ class Drawing:
     def text(self, x, y, text, size=10, **options):
         self.axes.text(x, y, text, size=size, ha='center', va='center', **options)
 
+    def number(self, x, y, number):
+        """The number of a step, as the TODO has it, at the corner of a box."""
+        self.text(x, y, number, 8, color='white', weight='bold', bbox=dict(boxstyle='circle,pad=0.2', color='#444444'))
+
     def arrow(self, *points, text='', shift=(0, 0.4)):
         """Through these points, with a text near the middle of the last piece."""
         for i, (begin, end) in enumerate(zip(points, points[1:], strict=False)):
@@ -58,7 +62,7 @@ class Drawing:
 
 def plain_decoder(image):
     """x_{-1} is the picture; then the LSTM reads a word at each step and scores the next one."""
-    d = Drawing(36, 15.5)
+    d = Drawing(40.5, 15.5)
     d.grid(3, 2.2, 3.6, image)
     d.text(3, 4.5, r'$a_1 \dots a_L$', 11)
     for x, name in ((8.3, 'mean'), (12.2, 'init'), (16.1, 'bn')):
@@ -67,7 +71,7 @@ def plain_decoder(image):
     d.arrow((9.7, 2.2), (10.8, 2.2))
     d.arrow((13.6, 2.2), (14.7, 2.2))
     columns = [(18.9, r'$x_{-1}$', '', ''), (23.4, r'$x_0$', '<start>', 'a'), (27.9, r'$x_1$', 'a', 'red'),
-               (32.4, r'$x_2$', 'red', 'star')]
+               (32.4, r'$x_2$', 'red', 'star'), (36.9, r'$x_3$', 'star', '<end>')]
     for i, (x, symbol, word, scored) in enumerate(columns):
         d.box(x, 7.2, 'LSTMCell', width=3.4, height=1.7)
         if i:
@@ -83,8 +87,9 @@ def plain_decoder(image):
             d.text(x, 14.7, scored, 11, weight='bold')
         else:
             d.arrow((17.5, 2.2), (x, 2.2), (x, 6.3), text=symbol, shift=(1.1, 0))
-        end = x + 2.8 if i < 3 else x + 3.2
-        d.arrow((x + 1.7, 7.2), (end, 7.2), text='$h, c$' if i < 3 else '')
+        if i < 4:
+            d.arrow((x + 1.7, 7.2), (x + 2.8, 7.2))
+            d.box(x + 2.25, 8.5, '$h, c$', STATE, width=1.0, height=0.7, size=9)
     d.box(14.4, 7.2, '$0, 0$', STATE, width=2.2)
     d.arrow((15.5, 7.2), (17.2, 7.2))
     d.save('plain_decoder.png')
@@ -139,6 +144,8 @@ def attention_decoder(image, weights):
     d.box(24, 2.0, 'fc', width=2.8)
     d.arrow((25.4, 2.0), (28, 2.0))
     d.text(30.2, 2.0, 'predictions', 11)
+    for number, (x, y) in enumerate([(28.3, 10.1), (15.6, 10.1), (11.9, 7.0), (17.6, 2.7)], 1):
+        d.number(x, y, number)
     d.save('attention_decoder.png')
 
 

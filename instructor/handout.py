@@ -86,7 +86,8 @@ def in_chinese(found):
     labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes(),
               'notes/matplotlibrc': b'figure.hooks: lab.labels:draw_in_chinese\n'}
     figures = {english: (ROOT / chinese).read_bytes() for english, chinese in translate.FIGURES.items()}
-    return found | texts | results | labels | figures
+    packages = {'requirements.txt': found['requirements.txt'] + b'mplfonts==0.0.11\n'}  # a font for these figures
+    return found | texts | results | labels | figures | packages
 
 
 def with_chinese_mistakes(expected_results):

@@ -388,10 +388,11 @@ class Answer:
                 index = f' at {self.index(place)}' if place else ''
                 if array.shape == size and name.startswith(('predictions', 'alphas', 'encoded')) and array.ndim > 1:
                     index += ' (captions in the order in which they come in)' * self.method.endswith('forward')
-                mixed = 'a sum over the other dimensions, weighted at random, ' if array.shape != size else ''
-                allowed = f' ({mixed}tolerance {tolerance * self.scale(name):.1g})' if kind == np.float32 else ''
-                self.wrong(f'{name}{index} = {expected[place]:.5g}{allowed}',
-                           f'it is {array[place]:.5g}; {(far > 0).mean():.0%} of its entries differ',
+                what = f'{name}{index}' if array.shape == size else f'a weighted sum of the entries of {name}{index}'
+                allowed = f' (tolerance {tolerance * self.scale(name):.1g})' if kind == np.float32 else ''
+                share = 'all' if (far > 0).all() else f'{(far > 0).mean():.0%}'
+                self.wrong(f'{what} = {expected[place]:.5g}{allowed}',
+                           f'it is {array[place]:.5g}; {share} of its entries differ',
                            self.own_cause(name) or cause, **more)
 
     @staticmethod

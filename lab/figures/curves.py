@@ -62,12 +62,12 @@ def plot_history(histories, begins=None, training=True):
                 if training and key == score[0]:
                     best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
-        dotted = '\n(dotted: with teacher forcing)' if training and dashes == ':' else ''
-        axes.set(title=title + dotted if training else f'validation {title}', xlabel='epoch')
+        axes.set(title=title if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     lines, names = [*handles.values()], drawable(label(name) for name in handles)
     if training:
-        kinds = {'training': '--', 'validation': '-', 'best': '*'}
+        kinds = {'training': '--', 'validation': '-', 'teacher forcing': ':', 'best': '*'}
+        kinds = {kind: style for kind, style in kinds.items() if style != ':' or dashes == ':'}
         lines += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
         names += kinds
     columns = 100 // (max(map(len, names)) + 8)
