@@ -164,7 +164,8 @@ def check_shapes_and_order(lab, kind):
                     rule='for each caption one step less than it has words, the longest caption first')
         answer.require(order.dtype == np.int64 and order.ndim == 1 and sorted(order) == list(range(len(tokens))),
                        f'sort_ind{call} to hold each of 0 ... {len(tokens) - 1} once, of dtype torch.long',
-                       f'it is {order.flatten()[:9].round(3).tolist()}', note=usual, rule='the indices that the sort gave you')
+                       f'it is {order.flatten()[:9].round(3).tolist()}', note=usual,
+                       rule='the indices that the sort gave you')
         steps = (lengths[order, 0] - 1).tolist()
         answer.require(steps == sorted(steps, reverse=True), f'sort_ind{call} to put the longest caption first',
                        f'it puts captions of {steps} steps in this order', note=usual,
