@@ -74,7 +74,7 @@ def figure_html(pixels, title, side):
 
 
 class SpokenCaption(VBox):
-    """A model's caption up to a word, and its attention maps up to this word: the picture, bright where the decoder
+    """A model's caption up to a word, and its attention maps up to this word: the picture, yellow where the decoder
     looked, with the word and the greatest weight in percent.
 
     :param found: of :func:`describe`, for one model
@@ -194,7 +194,7 @@ def main():
     from voila.app import Voila  # caption.ipynb needs none
     title = 'Look at a picture, say what you see'
     page = nbformat.v4.new_notebook(metadata=dict(title=title), cells=[
-        nbformat.v4.new_markdown_cell(f'# {title}\n\nEach model captions your picture word by word. A map is bright '
+        nbformat.v4.new_markdown_cell(f'# {title}\n\nEach model captions your picture word by word. A map is yellow '
                                       'where the decoder looked for its word, and beside the word stands the greatest '
                                       'weight of a cell, in percent of all attention.'),
         nbformat.v4.new_code_cell(f'import os\n\nos.chdir({os.getcwd()!r})\n'

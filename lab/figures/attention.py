@@ -2,21 +2,22 @@
 
 import matplotlib.pyplot as plt
 import numpy as np
+from skimage.color import rgb2gray
+from skimage.filters import gaussian
 from skimage.transform import resize
 
 from lab.figures.style import COLORS, WIDTH, drawable
 from utils import sentence
 
-DARKEST = 0.25  # brightness of a pixel without attention, as a factor
+HEAT = plt.colormaps['inferno']
 
 
 def overlay(image, alpha, highest=None):
-    """A picture under a map of attention: bright where the attention is, dark elsewhere.
+    """A picture in gray under a heat map of attention: yellow where the attention is, violet elsewhere.
 
     :param image: (H, W, 3) uint8
     :param alpha: (h, w) attention weights
-    :param highest: the weight at which the picture keeps its brightness; at 0 it is darkest. None: from the least
-        weight of this map to its greatest
+    :param highest: the weight that is yellow; 0 is violet. None: the greatest weight of this map, and its least
     :return: (H, W, 3) uint8
     :raises ValueError: weights that are NaN or infinite
     """
@@ -24,14 +25,15 @@ def overlay(image, alpha, highest=None):
     if not np.isfinite(alpha).all():
         raise ValueError('the attention weights hold NaN or infinity and cannot be drawn: the attention divides by '
                          'zero, or the training diverged')
-    smooth = resize(alpha, image.shape[:2], order=3, mode='edge', clip=True)
+    cell = np.divide(image.shape[:2], alpha.shape)  # in pixels
+    smooth = gaussian(resize(alpha, image.shape[:2], order=1, mode='edge'), cell / 4)
     low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
-    light = (1 - (high - smooth) / max(high - low, 1e-12)).clip(0, 1)
-    return (image * (DARKEST + (1 - DARKEST) * light[..., np.newaxis])).astype(np.uint8)
+    heat = HEAT(0.95 - 0.8 * ((high - smooth) / max(high - low, 1e-12)).clip(0, 1))[..., :3]
+    return (255 * (rgb2gray(image)[..., np.newaxis] + heat) / 2).astype(np.uint8)
 
 
 def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gate=None, scale='word'):
-    """One map per word: bright is where the decoder looked for that word.
+    """One map per word: yellow is where the decoder looked for that word.
 
     The title of a map has the word, its probability p, and the greatest weight in percent ("peak"; uniform attention
     has 100 / number of cells). A panel below has a bar per word: 1 - beta, the weight that a visual sentinel leaves to

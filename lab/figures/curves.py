@@ -62,6 +62,7 @@ def plot_history(histories, begins=None, training=True):
                 if training and key == score[0]:
                     best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
+        title = 'BLEU-4 (full line: greedy)' if training and dashes == ':' else title
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     lines, names = [*handles.values()], drawable(label(name) for name in handles)
