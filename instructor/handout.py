@@ -69,6 +69,7 @@ def files(language='en'):
     found['ASSIGNMENT.md'] = ASSIGNMENT.read_bytes()
     if language == 'zh':
         found = in_chinese(found)
+        found['requirements.txt'] += b'mplfonts==0.0.11\n'  # a font for the figures
     found['ASSIGNMENT.md'] = assignment(found['ASSIGNMENT.md'].decode(), found['tests/rubric.toml'].decode(),
                                         *LANGUAGES[language]).encode()
     return dict(sorted(found.items()))
@@ -86,8 +87,7 @@ def in_chinese(found):
     labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes(),
               'notes/matplotlibrc': b'figure.hooks: lab.labels:draw_in_chinese\n'}
     figures = {english: (ROOT / chinese).read_bytes() for english, chinese in translate.FIGURES.items()}
-    packages = {'requirements.txt': found['requirements.txt'] + b'mplfonts==0.0.11\n'}  # a font for these figures
-    return found | texts | results | labels | figures | packages
+    return found | texts | results | labels | figures
 
 
 def with_chinese_mistakes(expected_results):

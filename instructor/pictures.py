@@ -24,7 +24,7 @@ from lab.train.checkpoints import load_models
 save_figure(plot_history(read_histories('runs/shapes')), 'drawn/history.png')
 shapes, photos = load_models('runs/shapes', 'Attention'), load_models('', 'photos')
 for name, picture, model, options in (
-        ('attention', 139, shapes['Attention'], {}),
+        ('attention', 4, shapes['Attention'], {}),
         *((f'photo_{language}', 'docs/images/surfer.jpg', photos[f'photos_{language}'], dict(search=PHOTO_SEARCH))
           for language in ('en', 'zh'))):
     _, pixels = find_picture(model, picture)

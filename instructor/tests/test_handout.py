@@ -77,7 +77,7 @@ NOW_AND_THEN = [('en', handout.early_notebooks), ('en', handout.done_notebooks),
 def test_it_works_as_a_student_finds_it(built, step, tmp_path):
     """The environment is the one that this test runs in: made from the same file."""
     step(shutil.copytree(built[0], tmp_path / 'lab'), sys.executable)
-    assert (built[0] / 'requirements.txt').read_bytes() == (ROOT / 'requirements.txt').read_bytes()
+    assert (built[0] / 'requirements.txt').read_bytes().startswith((ROOT / 'requirements.txt').read_bytes())
 
 
 @pytest.mark.parametrize('built', ['zh'], indirect=True)
