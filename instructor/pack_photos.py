@@ -9,6 +9,7 @@ second. Between the weights before and after a further training lie better ones 
 
 import argparse
 import sys
+from pathlib import Path
 
 import torch
 
@@ -23,6 +24,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('checkpoints', nargs=2)
     parser.add_argument('--share', type=float, default=0.3, help="the second's share of the weights")
+    parser.add_argument('--to', type=Path, default=PHOTOS, help='the file; default: %(default)s')
     arguments = parser.parse_args()
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')))
     from lab.app import PHOTO_SEARCH
@@ -35,11 +37,11 @@ def main():
                         for name, weight in state['decoder'].items()}
     data_folder = state['settings']['data_folder']
     state['settings'] |= SETTINGS
-    pack(state, PHOTOS)
-    print(f'{PHOTOS}: {PHOTOS.stat().st_size / 1e6:.2f} MB')
+    pack(state, arguments.to)
+    print(f'{arguments.to}: {arguments.to.stat().st_size / 1e6:.2f} MB')
     whole = ROOT / 'build' / 'average.pth.tar'
     torch.save(state, whole)
-    for path in (whole, PHOTOS):
+    for path in (whole, arguments.to):
         for model in load_model(path).by_language():
             model.settings = {**model.settings, 'data_folder': data_folder}
             result = evaluate(model, split='VAL', beam_sizes=[3], search=PHOTO_SEARCH)

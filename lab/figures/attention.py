@@ -13,7 +13,7 @@ HEAT = plt.colormaps['inferno']
 
 
 def overlay(image, alpha, highest=None):
-    """A picture in gray under a heat map of attention: yellow where the attention is, violet elsewhere.
+    """A faded picture under a heat map of attention: yellow where the attention is, violet elsewhere.
 
     :param image: (H, W, 3) uint8
     :param alpha: (h, w) attention weights
@@ -27,9 +27,11 @@ def overlay(image, alpha, highest=None):
                          'zero, or the training diverged')
     cell = np.divide(image.shape[:2], alpha.shape)  # in pixels
     smooth = gaussian(resize(alpha, image.shape[:2], order=1, mode='edge'), cell / 4)
+    smooth *= alpha.max() / max(smooth.max(), 1e-12)  # the peak stays as high
     low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
     heat = HEAT(0.95 - 0.8 * ((high - smooth) / max(high - low, 1e-12)).clip(0, 1))[..., :3]
-    return (255 * (rgb2gray(image)[..., np.newaxis] + heat) / 2).astype(np.uint8)
+    faded = (image / 255 + rgb2gray(image)[..., np.newaxis]) / 2
+    return (255 * (faded + heat) / 2).astype(np.uint8)
 
 
 def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gate=None, scale='word'):
