@@ -127,6 +127,7 @@ def test_rubric_and_checks_are_the_same():
 
 @pytest.mark.parametrize(('came', 'wanted', 'said'), [
     ((5, 12, 1), (5, 12), 'dimension 2 (1) should not be there: squeeze(2) takes it away'),
+    ((5,), (5, 12), 'dimension 1 (12 = num_pixels) is missing'),
     ((), (5,), 'dimension 0 (5 = batch_size) is missing'),
     ((), (5, 12), '.sum() or .mean() without a dimension takes all of them away'),
     ((12, 5), (5, 12), 'the dimensions are in another order'),

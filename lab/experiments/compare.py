@@ -101,9 +101,8 @@ def all_settings(runs, cfg, folder, seeds, split):
             for key in ('seed', 'output_folder', 'checkpoint'):
                 if key in own:
                     raise ValueError(f'{key} cannot be set for a single run: the comparison sets it')
-            first = own.get('start_from')
-            for other in own.get('ensemble', [first] * bool(first)):
-                if (other, seeds[0]) not in settings:
+            for other in (*own.get('ensemble', ()), own.get('start_from')):
+                if other and (other, seeds[0]) not in settings:
                     raise ValueError(f'it names {other!r}, but no trained run above it is called so')
             if 'ensemble' in own:
                 continue

@@ -9,7 +9,7 @@ from skimage.transform import resize
 from lab.figures.style import COLORS, WIDTH, drawable
 from utils import sentence
 
-HEAT = plt.colormaps['inferno']
+HEAT, VIOLET, YELLOW = plt.colormaps['inferno'], 0.15, 0.95  # without its ends, which are nearly black and white
 
 
 def overlay(image, alpha, highest=None):
@@ -29,8 +29,9 @@ def overlay(image, alpha, highest=None):
     smooth = gaussian(resize(alpha, image.shape[:2], order=1, mode='edge'), cell / 4)
     smooth *= alpha.max() / max(smooth.max(), 1e-12)  # the peak stays as high
     low, high = (smooth.min(), smooth.max()) if highest is None else (0, highest)
-    heat = HEAT(0.95 - 0.8 * ((high - smooth) / max(high - low, 1e-12)).clip(0, 1))[..., :3]
-    faded = (image / 255 + rgb2gray(image)[..., np.newaxis]) / 2
+    below = ((high - smooth) / max(high - low, 1e-12)).clip(0, 1)
+    heat = HEAT(YELLOW + (VIOLET - YELLOW) * below)[..., :3]
+    faded = (image / 255 + rgb2gray(image)[..., np.newaxis]) / 2  # with half of its colours
     return (255 * (faded + heat) / 2).astype(np.uint8)
 
 

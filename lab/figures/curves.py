@@ -39,7 +39,7 @@ def plot_history(histories, begins=None, training=True):
     loss = ('val_loss', 'loss', 'train_loss', '--') if training else ('val_cross_entropy', 'cross-entropy', None, None)
     monitors = {history[-1].get('monitor') for seeds in runs.values() for history in seeds}
     monitor = str(monitors.pop()) if len(monitors) == 1 else ''
-    score = ('val_greedy_bleu4', 'greedy BLEU-4', 'val_bleu4', ':')
+    score = ('val_greedy_bleu4', 'BLEU-4 (full line: greedy)' if training else 'greedy BLEU-4', 'val_bleu4', ':')
     if monitor.startswith('greedy') and monitor != 'greedy_bleu4':
         score = (f'val_{monitor}', monitor, None, None)
     panels = [loss, ('val_top5', 'top-5 accuracy, %', 'train_top5', '--'), score]
@@ -62,13 +62,13 @@ def plot_history(histories, begins=None, training=True):
                 if training and key == score[0]:
                     best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
-        title = 'BLEU-4 (full line: greedy)' if training and dashes == ':' else title
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     lines, names = [*handles.values()], drawable(label(name) for name in handles)
     if training:
-        kinds = {'training': '--', 'validation': '-', 'teacher forcing': ':', 'best': '*'}
-        kinds = {kind: style for kind, style in kinds.items() if style != ':' or dashes == ':'}
+        kinds = {'training': '--', 'validation': '-', 'best': '*'}
+        if score[2]:
+            kinds['teacher forcing'] = ':'
         lines += [axes.plot([], [], kind, color='0.3', markersize=8)[0] for kind in kinds.values()]
         names += kinds
     columns = 100 // (max(map(len, names)) + 8)

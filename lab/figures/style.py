@@ -60,7 +60,7 @@ def drawable(texts, width=None, indent=''):
     if len(plt.rcParams['font.family']) == 1 and CHINESE.search(''.join(texts)):
         warnings.warn('no font here has Chinese characters: pip install mplfonts, then restart the kernel',
                       stacklevel=2)
-        warnings.filterwarnings('ignore', 'Glyph .* missing')  # matplotlib's own, one for each character
+        warnings.filterwarnings('ignore', 'Glyph.*missing')  # matplotlib's own, one for each character
     if width is not None:
         texts = ['\n'.join(textwrap.fill(line, width // (2 if CHINESE.search(text) else 1), subsequent_indent=indent)
                            for line in text.splitlines()) for text in texts]

@@ -21,6 +21,7 @@ from programs import BROWSERS, needs
 from lab import app
 from lab.data.images import ImageFileError
 from lab.decode.evaluate import caption_image
+from lab.figures.attention import HEAT, VIOLET, YELLOW
 from lab.train.checkpoints import load_models
 from lab.train.source import ROOT
 
@@ -63,9 +64,10 @@ def test_the_maps_lie_over_the_picture():
     column.say(2)
     assert re.findall('<figcaption>(.*?)<', text_of(column)) == ['a 100%', 'star 60%']
     first, second = (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)[..., 1]
-                     for data in re.findall('base64,([^"]*)', text_of(column)))  # yellow is green and red
-    assert first.shape == (320, 240) and first[300, 20] > first[20, 20] + 60
-    assert first[20, 20] + 20 < second[300, 20] < second[20, 220] - 20
+                     for data in re.findall('base64,([^"]*)', text_of(column)))  # green: yellow has more than violet
+    yellow, violet = ((200 + 255 * HEAT(value)[1]) / 2 for value in (YELLOW, VIOLET))
+    assert first.shape == (320, 240) and [first[300, 20], first[20, 20]] == pytest.approx([yellow, violet], abs=5)
+    assert second[20, 220] == pytest.approx(yellow, abs=5) and violet + 20 < second[300, 20] < yellow - 20
 
 
 @pytest.mark.parametrize(('content', 'hint'), [
