@@ -64,6 +64,7 @@ def main():
         for path in draw(language):
             figure = Image.open(path).convert('RGB')
             palette = figure.quantize(256, kmeans=2)  # a third of the bytes; a clone holds every figure ever drawn
+            palette.putpalette([255 if value > 248 else value for value in palette.getpalette()])  # the page is white
             figure.quantize(palette=palette).save(ROOT / folder / path.name, optimize=True)
 
 
