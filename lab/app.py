@@ -84,7 +84,7 @@ class SpokenCaption(VBox):
     def __init__(self, title, picture, found):
         self.words, alphas = found['caption'], found['alphas']
         self.maps = [] if alphas is None else [
-            HTML(figure_html(overlay(picture, alpha), f'{word} {alpha.max():.0%}', 110))
+            HTML(figure_html(overlay(picture, alpha, float(alphas.max())), f'{word} {alpha.max():.0%}', 110))
             for word, alpha in zip(self.words, alphas, strict=True)]
         self.text, self.shown = HTML(), Box(layout=Layout(flex_flow='row wrap'))
         remark = ' (no maps: it sees the picture once, before its first word)' if alphas is None else ''
@@ -195,8 +195,9 @@ def main():
     title = 'Look at a picture, say what you see'
     page = nbformat.v4.new_notebook(metadata=dict(title=title), cells=[
         nbformat.v4.new_markdown_cell(f'# {title}\n\nEach model captions your picture word by word. A map is yellow '
-                                      'where the decoder looked for its word, and beside the word stands the greatest '
-                                      'weight of a cell, in percent of all attention.'),
+                                      'where the decoder looked for its word, on one scale for the whole caption. '
+                                      'Beside the word stands the greatest weight of a cell, in percent of all '
+                                      'attention.'),
         nbformat.v4.new_code_cell(f'import os\n\nos.chdir({os.getcwd()!r})\n'
                                   'from lab.app import form, with_photos\n'
                                   'from lab.train.checkpoints import load_models\n\n'

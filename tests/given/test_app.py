@@ -65,9 +65,10 @@ def test_the_maps_lie_over_the_picture():
     assert re.findall('<figcaption>(.*?)<', text_of(column)) == ['a 100%', 'star 60%']
     first, second = (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)[..., 1]
                      for data in re.findall('base64,([^"]*)', text_of(column)))  # green: yellow has more than violet
-    yellow, violet = ((200 + 255 * HEAT(value)[1]) / 2 for value in (YELLOW, VIOLET))
+    yellow, of_60, of_40, violet = ((200 + 255 * HEAT(VIOLET + weight * (YELLOW - VIOLET))[1]) / 2
+                                    for weight in (1, 0.6, 0.4, 0))  # one scale for both
     assert first.shape == (320, 240) and [first[300, 20], first[20, 20]] == pytest.approx([yellow, violet], abs=5)
-    assert second[20, 220] == pytest.approx(yellow, abs=5) and violet + 20 < second[300, 20] < yellow - 20
+    assert second[20, 220] == pytest.approx(of_60, abs=5) and second[300, 20] == pytest.approx(of_40, abs=5)
 
 
 @pytest.mark.parametrize(('content', 'hint'), [
