@@ -160,8 +160,7 @@ def refuse_shared(pictures):
     if shared:
         one = next(iter(shared.values()))
         raise ValueError(f"{one.file}: this image is in the splits {split_of[one.name]} and {one.split}; "
-                         f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only, or allow "
-                         "this with --allow-shared-images (allow_shared_images=True)")
+                         f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only")
 
 
 def choose_captions(picture, language, captions_per_image):
@@ -239,7 +238,7 @@ def fingerprint_of(path):
 
 
 def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_image=5, min_word_freq=5,
-                       output_folder=".", max_len=50, *, skip_bad=False, allow_shared_images=False, tokenizer=None):
+                       output_folder=".", max_len=50, *, skip_bad=False, tokenizer=None):
     """Create the ten input files; the top of this module describes them.
 
     :param dataset: a name for the set, such as ``flickr8k``; part of the file names
@@ -251,7 +250,6 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     :param output_folder: where to write; made if need be
     :param max_len: captions with more words are left out, and so is an image that has only such ones
     :param skip_bad: leave bad images out (missing, empty, damaged or without captions) instead of stopping
-    :param allow_shared_images: accept pictures that are in two splits
     :param tokenizer: 'rjieba' or 'characters' splits each sentence's ``raw`` into Chinese words, or into single
         characters; None takes its ``tokens``; of several languages a dict: ``{'zh': 'rjieba'}``
     :return: base, which is the setting ``data_name`` of a training
@@ -278,8 +276,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         refuse_bad(bad, pictures)
     usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
     too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
-    if not allow_shared_images:
-        refuse_shared(usable + [picture for those in read[1:] for picture in those])
+    refuse_shared(usable + [picture for those in read[1:] for picture in those])
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
@@ -362,7 +359,6 @@ def main(arguments=None):
     option("--tokenizer", nargs="+", metavar="NAME",
            help="split each raw sentence into Chinese words (rjieba) or single characters; of several languages "
                 "zh=rjieba; default: take its tokens")
-    option("--allow-shared-images", action="store_true", help="accept pictures that are in two splits")
     arguments = parser.parse_args(arguments)
     arguments.karpathy_json_path = of_languages(arguments.karpathy_json_path)
     arguments.tokenizer = of_languages(arguments.tokenizer)

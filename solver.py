@@ -5,7 +5,6 @@
 
 import inspect
 import math
-import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from datasets import CaptionDataset
 from lab.data.vocabulary import is_special, load_word_map
 from lab.decode.greedy_search import greedy_search
-from lab.decode.metrics import bleu, greedy_scores, same_caption, scores_of
+from lab.decode.metrics import bleu, check_monitor, greedy_scores, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, history_path, save_checkpoint
@@ -29,10 +28,7 @@ from lab.train.features import caption_dataset
 from lab.train.model import CaptionModel, build_model
 from lab.train.resume import fingerprints, move_aside, resume, start_from
 from lab.train.settings import DEFAULTS, check_settings, in_epoch  # noqa: F401
-from utils import AverageMeter, best_epoch, monitored, topk_accuracy, write_json
-
-# torch's own setting: on Linux it takes large tensors from large pages, which is faster
-os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
+from utils import AverageMeter, best_epoch, epoch_line, monitored, topk_accuracy, write_json
 
 DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better score
 
@@ -106,7 +102,7 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
             epoch=epoch, monitor=cfg['monitor'], train_loss=train_scores['loss'], train_top5=train_scores['top5'],
             **{f'val_{name}': value for name, value in val_scores.items()},
             decoder_lr=rate, seconds=time.perf_counter() - start))
-        log_epoch(model.history[-1])
+        log(epoch_line(model.history[-1]))
         if not cfg['cosine']:
             run.scheduler.step(monitored(model.history[-1]))
             if (lower := run.optimizer.param_groups[0]['lr']) < rate:
@@ -132,8 +128,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     accelerator = accelerator_for(cfg)
     cfg['device'] = str(accelerator.device)  # of several GPUs the one of this process
     set_seed(cfg['seed'])
-    word_map = load_word_map(cfg['data_folder'], cfg['data_name'])
-    model = build_model(cfg, word_map, encoder)
+    model = build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']), encoder)
     model.encoder.fine_tune(cfg['fine_tune_encoder'])
     if cfg['start_from']:
         start_from(model, cfg['start_from'])
@@ -143,8 +138,6 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     word_vectors.set_up(model)
     own_optimizer, optimizer = optimizer, make_optimizer(model, optimizer)
     before = resume(model, optimizer, cfg['checkpoint']) if cfg['checkpoint'] else None
-    if len(model.history) >= cfg['epochs']:
-        log(f"{cfg['checkpoint']} has trained {len(model.history)} epochs already: raise epochs to go on.")
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
     check_monitor(cfg['monitor'], val_data.references_in)
     model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, loss=loss, optimizer=own_optimizer)
@@ -160,14 +153,6 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     Path(cfg['output_folder']).mkdir(parents=True, exist_ok=True)
     wrapped, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     return Run(accelerator, model, wrapped, train_data, val_data, optimizer, scheduler, loss)
-
-
-def check_monitor(name, references):
-    """:raises ValueError: validation gives no score of this name"""
-    greedy = greedy_scores({language: scores_of(those[:1], [those[0][0]]) for language, those in references.items()})
-    names = ['loss', 'cross_entropy', 'top5', 'bleu4', *greedy]
-    if name not in names:
-        raise ValueError(f"setting 'monitor' is {name!r}; it must be one of {', '.join(names)}")
 
 
 def make_optimizer(model, make=None):
@@ -313,13 +298,3 @@ def validate(run):
     references = [dataset.references_in[dataset.language_of(i)][i // dataset.cpi] for i in range(len(dataset))]
     return averages(loss=losses, cross_entropy=cross_entropy, top5=top5) | dict(
         bleu4=bleu(references, forced)['BLEU-4'], **greedy_scores(greedy))
-
-
-def log_epoch(scores):
-    """Print an entry of the history: these scores, and the one that decides if it is another."""
-    printed = dict(loss='LOSS', top5='TOP-5 ACCURACY', bleu4='BLEU-4', greedy_bleu4='GREEDY BLEU-4',
-                   greedy_cider='CIDER')
-    own = [name.removeprefix('val_') for name in scores if name.startswith('val_greedy_bleu4_')]  # of each language
-    printed |= {name: name.upper().replace('_', ' ') for name in (*own, scores['monitor']) if name not in printed}
-    values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
-    log(f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)")

@@ -137,6 +137,16 @@ def best_epoch(history):
     return max(history, key=lambda epoch: (monitored(epoch), -epoch['val_loss']), default={})
 
 
+def epoch_line(scores):
+    """An entry of a history as a line: these scores, and the one that decides if it is another."""
+    printed = dict(loss='LOSS', top5='TOP-5 ACCURACY', bleu4='BLEU-4', greedy_bleu4='GREEDY BLEU-4',
+                   greedy_cider='CIDER')
+    own = [name.removeprefix('val_') for name in scores if name.startswith('val_greedy_bleu4_')]  # of each language
+    printed |= {name: name.upper().replace('_', ' ') for name in (*own, scores['monitor']) if name not in printed}
+    values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
+    return f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)"
+
+
 class AverageMeter:
     """Keeps the running average of a quantity, weighted by ``n``."""
 

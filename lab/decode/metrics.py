@@ -91,6 +91,14 @@ def greedy_scores(of_languages):
     return scores
 
 
+def check_monitor(name, references):
+    """:raises ValueError: validation gives no score of this name"""
+    greedy = greedy_scores({language: scores_of(those[:1], [those[0][0]]) for language, those in references.items()})
+    names = ['loss', 'cross_entropy', 'top5', 'bleu4', *greedy]
+    if name not in names:
+        raise ValueError(f"setting 'monitor' is {name!r}; it must be one of {', '.join(names)}")
+
+
 def same_caption(captions):
     """A sentence if more than nine of ten pictures get the same caption, else None.
 

@@ -12,6 +12,9 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration, InitProcessGroupKwargs, gather_object
 from tqdm import tqdm
 
+# torch's own setting: on Linux it takes large tensors from large pages, which is faster
+os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
+
 
 def accelerator_for(cfg):
     """accelerate's ``Accelerator`` for these settings.

@@ -63,6 +63,8 @@ def resume(model, optimizer, path):
         torch.cuda.set_rng_state_all(states['cuda'])
     log(f"Going on after epoch {len(model.history)} of {path}, best {cfg['monitor']} "
         f"{abs(monitored(best_epoch(model.history))):.3f}.")
+    if len(model.history) >= cfg['epochs']:
+        log(f'{path} has trained {len(model.history)} epochs already: raise epochs to go on.')
     return state
 
 

@@ -259,30 +259,25 @@ def test_a_bad_entry_is_named(data, tmp_path, change, match):
     data.fails(tmp_path / "out", rf"k.json.*images\[1\].*{match}")
 
 
-@pytest.mark.parametrize(("change", "options", "match"), [
-    (lambda data: (data.images / "sub/3.png").unlink(), {}, "3.png.*missing.*1 of 12.*--skip-bad"),
-    (lambda data: data.entries[3].update(filename=""), {}, "sub.*missing"),  # a folder
-    (lambda data: (data.images / "sub/5.png").write_bytes(b""), {}, "5.png.*empty"),
-    (lambda data: data.entries[2].update(sentences=[]), {}, "2.png.*no captions"),
-    (lambda data: data.entries[5].update(filepath="", filename="./sub/../sub/1.png"), {},
-     "sub/1.png.*TRAIN and TEST; 1 of 11.*--allow-shared-images"),
-    (lambda data: [entry.update(split="val") for entry in data.entries], {}, "k.json.*training split"),
-    (lambda data: data.damage(9), {}, "0.png.*cannot be decoded.*2 of 8.*--skip-bad")])
-def test_bad_input_leaves_nothing_behind(data, tmp_path, change, options, match):
+@pytest.mark.parametrize(("change", "match"), [
+    (lambda data: (data.images / "sub/3.png").unlink(), "3.png.*missing.*1 of 12.*--skip-bad"),
+    (lambda data: data.entries[3].update(filename=""), "sub.*missing"),  # a folder
+    (lambda data: (data.images / "sub/5.png").write_bytes(b""), "5.png.*empty"),
+    (lambda data: data.entries[2].update(sentences=[]), "2.png.*no captions"),
+    (lambda data: data.entries[5].update(filepath="", filename="./sub/../sub/1.png"),
+     "sub/1.png.*TRAIN and TEST; 1 of 11"),
+    (lambda data: [entry.update(split="val") for entry in data.entries], "k.json.*training split"),
+    (lambda data: data.damage(9), "0.png.*cannot be decoded.*2 of 8.*--skip-bad")])
+def test_bad_input_leaves_nothing_behind(data, tmp_path, change, match):
     data.damage(0)  # what takes long, decoding, comes last: anything else is found before
     change(data)
-    data.fails(tmp_path / "out", match, **options)
+    data.fails(tmp_path / "out", match)
 
 
-def test_a_picture_in_two_splits_is_taken_when_asked_for(data, tmp_path):
-    data.entries[3].update(filename="1.png")  # restval and train are TRAIN
-    data.run(tmp_path / "twice")
-    assert len(read(tmp_path / "twice", "TRAIN")[0].names) == 8
-    data.entries[5].update(filename="0.png")
-    data.run(tmp_path / "out", allow_shared_images=True)
-    names = [read(tmp_path / "out", split)[0].names for split in SPLITS]
-    assert [*map(len, names)] == [8, 2, 2] and names[0][0] == names[2][0] == "sub/0.png"
-    data.fails(tmp_path / "out", "0.png.*TRAIN and TEST")  # although its files are there
+def test_a_picture_in_restval_and_train_is_in_one_split(data, tmp_path):
+    data.entries[3].update(filename="1.png")
+    data.run(tmp_path)
+    assert len(read(tmp_path, "TRAIN")[0].names) == 8
 
 
 def test_too_little_disk_space(data, tmp_path, monkeypatch):
@@ -403,4 +398,3 @@ def test_command_line(data, tmp_path, capsys):
     assert cif.main(command) == 1
     error = capsys.readouterr().err.splitlines()[-1]  # after the progress bars
     assert error.startswith("error: ") and "0.png" in error
-    assert cif.main([*command, "--allow-shared-images"]) == 0
