@@ -213,7 +213,7 @@ class DecoderWithRNN(nn.Module):
 
 
 class Attention(nn.Module):
-    """Soft attention: where to look for the next word (*Show, Attend and Tell*, eqs. 4 and 5, sec. 4.2).
+    """Soft attention: where to look for the next word (*Show, Attend and Tell*, eqs. 4 and 5; eq. 13, sec. 4.2).
 
     e_i = att(relu(encoder_att(a_i) + decoder_att(h)));  alpha = softmax(e) over the pixels;
     z = sum over i of alpha_i a_i

@@ -39,7 +39,7 @@ def plot_history(histories, begins=None, training=True):
     loss = ('val_loss', 'loss', 'train_loss', '--') if training else ('val_cross_entropy', 'cross-entropy', None, None)
     monitors = {history[-1].get('monitor') for seeds in runs.values() for history in seeds}
     monitor = str(monitors.pop()) if len(monitors) == 1 else ''
-    score = ('val_greedy_bleu4', 'BLEU-4 (full line: greedy)' if training else 'greedy BLEU-4', 'val_bleu4', ':')
+    score = ('val_greedy_bleu4', 'BLEU-4 (solid line: greedy)' if training else 'greedy BLEU-4', 'val_bleu4', ':')
     if monitor.startswith('greedy') and monitor != 'greedy_bleu4':
         score = (f'val_{monitor}', monitor, None, None)
     panels = [loss, ('val_top5', 'top-5 accuracy, %', 'train_top5', '--'), score]
