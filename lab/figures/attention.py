@@ -66,7 +66,8 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     for ax in axes:
         ax.set(xticks=[], yticks=[], frame_on=False)
     axes[0].imshow(image)
-    axes[0].set_title('picture\n' + ('each map: its own scale' if highest is None else f'one scale: 0 to {highest:.0%}'))
+    scales = 'each map: its own scale' if highest is None else f'one scale: 0 to {highest:.0%}'
+    axes[0].set_title(f'picture\n{scales}')
     chances = [''] * len(words) if probabilities is None else [f'p {p:.2f}, ' for p in probabilities]
     for ax, word, shown, alpha, chance in zip(axes[1:], words, maps, alphas, chances, strict=False):
         ax.imshow(shown)
