@@ -138,7 +138,11 @@ def best_epoch(history):
 
 
 def epoch_line(scores):
-    """An entry of a history as a line: these scores, and the one that decides if it is another."""
+    """What is printed of an epoch.
+
+    :param scores: an entry of a history, a dict
+    :return: one line with its usual scores, and the one that decides if it is another
+    """
     printed = dict(loss='LOSS', top5='TOP-5 ACCURACY', bleu4='BLEU-4', greedy_bleu4='GREEDY BLEU-4',
                    greedy_cider='CIDER')
     own = [name.removeprefix('val_') for name in scores if name.startswith('val_greedy_bleu4_')]  # of each language

@@ -39,6 +39,7 @@ class Drawing:
         self.text(x, y, number, 8, color='white', weight='bold', bbox=dict(boxstyle='circle,pad=0.2', color='#444444'))
 
     def frame(self, left, bottom, width, height):
+        """A dashed one, around boxes that are one module."""
         self.axes.add_patch(Rectangle((left, bottom), width, height, fill=False, edgecolor='#444444', linestyle='--'))
 
     def arrow(self, *points, text='', shift=(0, 0.4)):

@@ -7,10 +7,12 @@ import torch
 from helpers import run_module
 
 from benchmarks import bench, gpu, textbook
+from lab.decode.beam_search import beam_search
 from lab.train.model import true_words
 from solver import caption_loss
 
 SIZES = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
+WORD_MAP = {'<pad>': 0, **{f'w{i}': i for i in range(1, 10)}, '<unk>': 10, '<start>': 11, '<end>': 12}
 both = pytest.mark.parametrize('attends', [False, True])
 
 
@@ -42,6 +44,27 @@ def test_textbook_forward(models, attends):
         assert torch.allclose(torch.as_tensor(one), torch.as_tensor(other), atol=1e-6)
     expected = caption_loss(*true_words(decoder(*batch))[:3], alpha_c=1.0)
     assert torch.allclose(textbook.loss(textbook.forward(decoder, *batch)), expected, atol=1e-6)
+
+
+@both
+@pytest.mark.parametrize('beam_size', [1, 3])
+def test_textbook_search(models, attends, beam_size):
+    compared = 0
+    for seed in range(12):
+        decoder = make_decoder(models, attends, seed)
+        with torch.no_grad():
+            for parameter in decoder.parameters():
+                if parameter.dim() == 2:
+                    parameter.normal_(0, 0.7)
+            decoder.fc.bias[torch.tensor([0, 10, 11])] = -100  # a trained decoder never says these
+        pictures = torch.randn(6, 8, 6)
+        together = beam_search(decoder, pictures, WORD_MAP, beam_size, max_len=40)
+        for picture, found in zip(pictures, together, strict=True):
+            if found.finished and found.words:
+                words = textbook.beam_search(decoder, picture.unsqueeze(0), WORD_MAP, beam_size, max_len=41)
+                assert words[1:-1] == found.words
+                compared += 1
+    assert compared >= 6
 
 
 @pytest.mark.parametrize('part', [

@@ -92,7 +92,11 @@ def greedy_scores(of_languages):
 
 
 def check_monitor(name, references):
-    """:raises ValueError: validation gives no score of this name"""
+    """
+    :param name: the setting ``monitor``
+    :param references: dict language -> per image a list of captions, each a list of words
+    :raises ValueError: validation gives no score of this name
+    """
     greedy = greedy_scores({language: scores_of(those[:1], [those[0][0]]) for language, those in references.items()})
     names = ['loss', 'cross_entropy', 'top5', 'bleu4', *greedy]
     if name not in names:

@@ -1,21 +1,9 @@
 """The decoders' formulas with fewer operations: ``solver.train`` runs them in place of a ``forward`` that agrees.
 
-A loop over words as in ``models.py`` does much at every word that could be done once:
-
-===============================================  ====================================================================
-the textbook loop                                here
-===============================================  ====================================================================
-the keys ``encoder_att(a_i)`` at every word      once per picture
-each word into the LSTM's gates at its step      one product for all words of the batch
-scores of the vocabulary at every step           one product for all words, true ones only: nothing for padding
-a picture is read for each of its captions       one product reads it for all its captions in the batch
-three products with h: query, gate, LSTM         one: the three weights are one matrix
-a weight's gradient is summed step by step       one product over all steps (:class:`Product`)
-relu(key + query) of every step is kept          made again in backward (:class:`Score`)
-===============================================  ====================================================================
-
-All but the last two are plain autograd. What each buys is in docs/speed.md. Outputs and gradients are those of the
-textbook loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else your own ``forward``.
+A loop over words as in ``models.py`` does much at every word that could be done once. A comment ``textbook:`` says at
+each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Product` and
+:class:`Score` have their gradients by hand, all else is plain autograd. Outputs and gradients are those of the textbook
+loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else your own ``forward``.
 """
 
 import copy

@@ -70,6 +70,17 @@ def test_outputs_and_gradients_are_those_of_the_textbook_loop(kind, lengths, ima
     torch.testing.assert_close(other[0], one[0], rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 
+@every_kind
+def test_half_precision_comes_close(kind):
+    """Outputs and gradients, of captions that share pictures."""
+    decoder, image_of, found = decoder_of(kind), torch.tensor([1, 0, 1, 0, 1]), []
+    for half in (False, True):
+        with torch.autocast('cpu', torch.bfloat16, enabled=half):
+            values, _ = results(partial(fast_forward, image_of=image_of), decoder, *batch_of(LENGTHS[0], 2))
+        found.append(torch.cat([value.flatten().float() for value in values]))
+    assert 0 < (found[0] - found[1]).norm() < 0.05 * found[0].norm()
+
+
 # --- A decoder that differs runs as it is written ---
 
 
