@@ -76,10 +76,10 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     :param loss: a loss of your own in place of :func:`caption_loss`, in training and in validation:
         ``loss(scores, targets, alphas)`` gives the mean per word, a 0-dim tensor. One with a parameter ``positions``
         also gets (words, 2) long: for each word the number of its caption in the data set, and its place in the
-        caption, 0 for the first word after <start>. The settings ``alpha_c`` and ``label_smoothing`` belong to
-        ``caption_loss`` and have no effect on yours
+        caption, 0 for the first word after <start>. Validation calls it without gradients.
+        The settings ``alpha_c`` and ``label_smoothing`` have no effect on it
     :param optimizer: a function of your own from groups of parameters to an optimizer, see :func:`make_optimizer`:
-        ``lambda groups: torch.optim.SGD(groups, momentum=0.9)``
+        ``lambda groups: torch.optim.SGD(groups, momentum=0.9)``, with a far higher ``decoder_lr`` than Adam's
     :return: history, a list with a dict per epoch
     :raises ValueError: settings or a checkpoint that cannot be
     :raises FloatingPointError: the loss is not a number any more

@@ -63,8 +63,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, search=bea
         ends at the best epoch
     :param search, options: as for :func:`caption_split`
     :return: dict: model, parameters (of the decoder), best_epoch, epochs, train_seconds,
-        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D, words (the captions' mean length), seconds of the
-        search), reference_words (the mean length of people's captions),
+        scores (per beam size: beam_size, BLEU-1 ... BLEU-4, CIDEr-D and your own of ``METRICS``, words (the captions'
+        mean length), seconds of the search), reference_words (the mean length of people's captions),
         captions_per_beam (in the order of scores, words only),
         captions (of the middle beam size, see :func:`caption_split`), captions_beam_size
     """
