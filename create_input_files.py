@@ -44,12 +44,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import h5py
+from filelock import FileLock
 from tqdm import tqdm
 
 from lab.data import tokenizers
 from lab.data.images import SIDE, ImageFileError, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
-from utils import atomic_path, check_space, one_process_in
+from utils import atomic_path, check_space
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
@@ -285,7 +286,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
                           *map(int, settings), *[tokenizer] * bool(tokenizer), *languages])
 
     folder.mkdir(parents=True, exist_ok=True)
-    with one_process_in(folder), ExitStack() as stack:
+    with FileLock(folder / ".lock", mode=0o666), ExitStack() as stack:
         for part in folder.glob(f".*_{data_name}.*.part"):  # of a run that was killed
             part.unlink()
         if [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons):

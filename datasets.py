@@ -102,17 +102,6 @@ class CaptionDataset(Dataset):
         return torch.tensor([any(not words.isdisjoint(caption) for caption in captions)
                              for captions in of_pictures], dtype=torch.bool)
 
-    @property
-    def few_captions(self):
-        """Captions of eight pictures, from the shortest to the longest that there are, but neither in this order nor in
-        its reverse: a decoder has to sort them, and to take the right picture with each. (8,) long, or fewer."""
-        pictures = self.caplens.view(-1, self.cpi)[:, 0].argsort(stable=True)
-        pictures = pictures[torch.linspace(0, len(pictures) - 1, min(8, len(pictures))).round().long()]
-        numbers = pictures * self.cpi
-        numbers[-1] = self.caplens.flatten().argmax()
-        mixed = [place for place in (3, 0, 6, 1, 7, 4, 2, 5) if place < len(numbers)]
-        return numbers[mixed].unique_consecutive()
-
     def image(self, number):
         """Image ``number`` (not caption ``number``), or its features."""
         return self.images(torch.tensor([number]))[0]

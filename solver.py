@@ -144,7 +144,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     scheduler = make_scheduler(optimizer, cfg, train_data, len(model.history))
     if before and not cfg['cosine']:
         scheduler.load_state_dict(before['scheduler'])
-    few = batches.collate(train_data, train_data.few_captions)
+    few = batches.collate(train_data, torch.linspace(0, len(train_data) - 1, 8).long())
     if cfg['decoder']:  # a mistake in start or step shows here, not after an epoch
         greedy_search(model.decoder.eval(), model.encode(few.images), model.vocabulary, max_len=1)
     elif cfg['fast']:

@@ -9,8 +9,6 @@ import shutil
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 
 @contextmanager
 def atomic_path(path):
@@ -37,24 +35,6 @@ def atomic_path(path):
     finally:
         with suppress(OSError):  # after an error, otherwise it is not there any more
             temporary.unlink()
-
-
-@contextmanager
-def one_process_in(folder):
-    """Within the block no other process is in such a block with the same folder: it waits, and says so."""
-    path = Path(folder) / '.lock'
-    lock = FileLock(path, mode=0o666)  # another user may take it, too, whatever the umask
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f'Another process is writing into {folder}: waiting for it.', flush=True)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-        lock.release()
 
 
 def check_space(folder, needed, advice):

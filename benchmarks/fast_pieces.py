@@ -32,9 +32,6 @@ def stand_ins(setting):
             scores[:len(rows), t] = F.linear(rows, fc.weight, fc.bias)
         return pack_padded_sequence(scores, lengths, batch_first=True).data
 
-    def a_copy_for_each(picture_of):
-        return picture_of, 1, torch.arange(len(picture_of)), list(range(len(picture_of) + 1))
-
     def product(x, weight, *_):
         return x @ weight.T
 
@@ -43,7 +40,6 @@ def stand_ins(setting):
 
     return {"the words' part of the gates once for all words": (fast, 'F', SimpleNamespace(linear=words_step_by_step)),
             'the vocabulary layer once, over true words': (fc, 'forward', scores_step_by_step),
-            'one read of a picture for its captions': (fast, 'side_by_side', a_copy_for_each),
             "each weight's gradient in one product (`Product`)": (fast, 'Product', SimpleNamespace(apply=product)),
             "the scores' own gradient (`Score`)": (fast, 'Score', SimpleNamespace(apply=score))}
 

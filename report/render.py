@@ -12,6 +12,7 @@ from pathlib import Path
 
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
+from nbconvert.filters.markdown_mistune import IPythonRenderer
 from papermill.exceptions import PapermillExecutionError
 
 HERE = Path(__file__).resolve().parent
@@ -22,7 +23,6 @@ from utils import atomic_path  # noqa: E402
 
 YOUR_TEXT, YOUR_NAME = '*Your text*', '*Name, student number, date*'  # placeholders of the notebook
 GUIDE = 'guide'  # tag of the cells that stay out of the page
-FORMULA = re.compile(r'(?<!\\)(\$\$?)(?!\s)(.+?)(?<!\s)\1', re.DOTALL)
 PAGE = """<!DOCTYPE html>
 <html lang="{language}">
 <head>
@@ -42,26 +42,20 @@ PAGE = """<!DOCTYPE html>
 # --- The page ---
 
 
-def take_formulas(text, formulas):
-    """Put a mark in place of each $...$ and $$...$$ of a Markdown text; code in backquotes stays.
+def formula(latex, display='inline'):
+    """A formula as MathML.
 
-    What turns Markdown into HTML tears MathML apart, so it comes in afterwards.
-
-    :param formulas: dict mark -> MathML, to which they are added
-    :raises ValueError: a formula that is not LaTeX
+    :raises ValueError: it is not LaTeX
     """
-    def mark(match):
-        name = f'formula-{len(formulas)}-mathml'
-        bare = match[2].replace(r'\{', '').replace(r'\}', '')
-        if bare.count('{') != bare.count('}'):
-            raise ValueError(f'the formula {match[0]} cannot be read: it has not as many {{ as }}')
-        try:
-            formulas[name] = convert(match[2], display='block' if match[1] == '$$' else 'inline')
-        except Exception as error:  # it has many kinds of them
-            raise ValueError(f'the formula {match[0]} cannot be read ({type(error).__name__}): mend it') from error
-        return name
-    parts = re.split(r'(```.*?```|`[^`\n]*`)', text, flags=re.DOTALL)
-    return ''.join(part if part.startswith('`') else FORMULA.sub(mark, part) for part in parts)
+    try:
+        return convert(latex, display=display)
+    except Exception as error:  # it has many kinds of them
+        raise ValueError(f'the formula ${latex}$ cannot be read ({type(error).__name__}): mend it') from error
+
+
+# nbconvert calls these for $...$ and $$...$$; its own leave the formula to MathJax, which needs the internet
+IPythonRenderer.inline_math = lambda self, latex: formula(latex)
+IPythonRenderer.block_math = lambda self, latex: formula(latex, 'block')
 
 
 def write_page(notebook, path):
@@ -70,15 +64,11 @@ def write_page(notebook, path):
     :param notebook: executed
     :raises ValueError: a formula that is not LaTeX
     """
-    formulas, shown = {}, copy.deepcopy(notebook)
-    shown.cells = cells_shown(shown)
-    for cell in shown.cells:
-        if cell.cell_type == 'markdown':
-            cell.source = take_formulas(cell.source, formulas)
+    shown = copy.copy(notebook)
+    shown.cells = cells_shown(notebook)
     exporter = HTMLExporter(template_name='basic', embed_images=True, exclude_input=True, exclude_output_prompt=True,
                             exclude_anchor_links=True)
     body, _ = exporter.from_notebook_node(shown, {'metadata': {'path': str(path.parent)}})  # where own pictures are
-    body = re.sub(r'formula-\d+-mathml', lambda match: formulas[match[0]], body)
     title = re.search(r'<h1\b[^>]*>(.*?)</h1>', body, re.DOTALL)
     style = (HERE / 'page.css').read_text(encoding='utf-8')
     with atomic_path(path) as temporary:

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
+from filelock import FileLock
 from tqdm import tqdm
 
-from utils import atomic_path, check_space, one_process_in, read_json, write_json
+from utils import atomic_path, check_space, read_json, write_json
 
 
 class Source(NamedTuple):
@@ -229,7 +230,7 @@ def main(arguments=None):
     folder = Path(options.folder).expanduser() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with one_process_in(folder):
+        with FileLock(folder / '.lock', mode=0o666):
             download(options.name, folder)
     except (OSError, ValueError) as error:
         print(f'error: {error}', file=sys.stderr)

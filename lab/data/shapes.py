@@ -11,12 +11,13 @@ from itertools import combinations, groupby
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from PIL import Image, ImageDraw
 from skimage.color import lab2rgb, rgb2lab
 from tqdm import tqdm
 
 from lab.data.boxes import pointing_game
-from utils import atomic_path, one_process_in, write_json
+from utils import atomic_path, write_json
 
 SIZE = 256  # side of a picture, in pixels
 VERSION = 2  # raise when drawing or captions change: older sets are then drawn anew
@@ -333,7 +334,8 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
 
     folder.mkdir(parents=True, exist_ok=True)
-    with one_process_in(folder):  # two notebooks may be started at once: the second finds what the first drew
+    # two notebooks may be started at once: the second finds what the first drew
+    with FileLock(folder / ".lock", mode=0o666):  # of other users, too
         try:
             content = json.loads(json_path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):

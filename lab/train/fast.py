@@ -7,8 +7,6 @@ loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else 
 """
 
 import copy
-from collections import Counter
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -88,21 +86,17 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     half = keys.dtype  # of products, under autocast
     W_h, W_z, w = (weight.to(half) for weight in (torch.cat(parts), W_z, attention.att.weight.flatten()))
     of_h, of_z, of_scores = {}, {}, {}  # what the steps save for one another in backward
-    # textbook: a copy of the picture for each caption
-    chosen, captions_each, row_of, pictures_of = side_by_side(picture_of)
-    pictures, row_of = pictures.index_select(0, chosen.to(device)).to(half), row_of.to(device)
+    pictures = pictures.to(half).index_select(0, picture_of.to(device))
 
     states, alphas = [], []
     for step, (n, word) in enumerate(zip(sizes, words_in, strict=True)):
-        h, c, pictures, row_of = h[:n], c[:n], pictures[:pictures_of[n]], row_of[:n]
+        h, c = h[:n], c[:n]
         query, gate, gates = (Product.apply(h.to(half), W_h, step, of_h) + bias).split(list(map(len, parts)), dim=1)
         # textbook: att(relu(keys + query))
         scores = Score.apply(keys, query.to(half), w, step, of_scores) + attention.att.bias
         alpha = scores.softmax(dim=1)                                                       # eq. 5
-        # textbook: z = sum over i of alpha_i a_i, caption by caption
-        room = alpha.new_zeros(len(pictures) * captions_each, alpha.shape[1]).index_copy(0, row_of, alpha)
-        z = room.unflatten(0, (len(pictures), captions_each)) @ pictures
-        z = gate.sigmoid() * z.flatten(0, 1).index_select(0, row_of)                        # sec. 4.2.1
+        z = torch.bmm(alpha.to(half).unsqueeze(1), pictures[:n]).squeeze(1)                 # eq. 13
+        z = gate.sigmoid() * z                                                              # sec. 4.2.1
         # textbook: cell([word; z], (h, c)), eqs. 1 to 3
         i, f, g, o = (gates + word + Product.apply(z.to(half), W_z, step, of_z)).chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -110,24 +104,6 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
         states.append(h)
         alphas.append(alpha)
     return torch.cat(states), torch.cat(alphas)
-
-
-def side_by_side(picture_of):
-    """Rows where the captions of a picture lie side by side, the same number for each picture.
-
-    :param picture_of: (batch_size,) the picture of each caption
-    :return: ``chosen``, the pictures in the order in which they come first; ``captions_each``, rows that each of them
-        has; ``row_of``, each caption's row; ``pictures_of``, a list: the first n captions are of the first
-        ``pictures_of[n]`` pictures
-    """
-    ranks, so_far, places = {}, Counter(), []
-    for picture in picture_of.tolist():
-        places.append((ranks.setdefault(picture, len(ranks)), so_far[picture]))
-        so_far[picture] += 1
-    captions_each = max(so_far.values())
-    row_of = torch.tensor([rank * captions_each + number for rank, number in places])
-    pictures_of = list(accumulate((rank + 1 for rank, _ in places), max, initial=0))
-    return torch.tensor(list(ranks)), captions_each, row_of, pictures_of
 
 
 class Product(torch.autograd.Function):

@@ -88,16 +88,9 @@ def class_source(kind):
 
 
 def edited(decoder=None):
-    """Names of the files that hold other code by now than when they were loaded."""
+    """Names of the files that have been edited since they were loaded."""
     paths = {module: Path(find_spec(module).origin) for module in modules_of(decoder)}
-    return [path.name for module, path in paths.items() if changed(source_of(module), path.read_bytes())]
-
-
-def changed(before, now):
-    try:
-        return before != now and without_comments(before) != without_comments(now)
-    except SyntaxError:  # somebody is writing
-        return True
+    return [path.name for module, path in paths.items() if source_of(module) != path.read_bytes()]
 
 
 for _module in modules_of(tests=True):  # now, while they are being loaded: a notebook's kernel lives for hours

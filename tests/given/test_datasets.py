@@ -54,16 +54,6 @@ def test_features_in_the_place_of_images(make, tmp_path):
         assert torch.equal(dataset.images(numbers, mirrored), grids[int(mirrored)][numbers])
 
 
-def test_few_captions_are_of_all_lengths_in_no_order(make):
-    """A decoder that takes pictures and captions in a wrong order is not to get away with it."""
-    dataset = make()
-    numbers = dataset.few_captions
-    lengths = dataset.caplens.flatten()[numbers].tolist()
-    assert len({*numbers.tolist()}) == len({*(numbers // 5).tolist()}) == 8
-    assert max(lengths) == dataset.caplens.max() and min(lengths) == dataset.caplens[::5].min()
-    assert lengths not in (sorted(lengths), sorted(lengths, reverse=True))
-
-
 def test_words_that_speak_of_a_side():
     assert all(map(speaks_of_a_side, ('left', 'Left', 'RIGHT', 'right-hand', 'far-left', '(right)', '"left"',
                                       'bottom_left', '2right', '左边', '右')))

@@ -143,7 +143,7 @@ def test_captions_name_every_object_and_are_true(drawn):
 
 
 def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("[!.]*.*")}
 
 
 def test_karpathy_format_and_what_a_picture_depends_on(tmp_path):
