@@ -65,7 +65,7 @@ def data(tmp_path):
 
 def everything(folder):
     """Every file's bytes, by name; but for that of the lock."""
-    return {p.name: p.read_bytes() for p in Path(folder).iterdir() if p.name != ".lock"} if Path(folder).is_dir() else {}
+    return {path.name: path.read_bytes() for path in Path(folder).glob("*") if path.name != ".lock"}
 
 
 def counts(printed, split):

@@ -90,7 +90,7 @@ def coco(server, tmp_path, monkeypatch):
 
 
 def files_in(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file() and path.name != '.lock'}
+    return {path.relative_to(folder).as_posix() for path in folder.rglob('*') if path.is_file()} - {'.lock'}
 
 
 def test_the_command_that_it_prints_takes_what_it_fetched(coco, tmp_path, capsys, monkeypatch):
