@@ -27,17 +27,6 @@ def test_wrong_markers_are_refused(body, message):
         student_source(f'class A:\n    def f(self):\n{body}')
 
 
-def test_assembled_copy_is_complete_and_clean(tmp_path):
-    (tmp_path / 'mine.py').write_text('# my own models\n')
-    build = assemble(tmp_path / 'mine.py', tmp_path / 'build')
-    for name in ('create_input_files.py', 'datasets.py', 'solver.py', 'utils.py', 'train_rnn.ipynb', 'test.ipynb',
-                 'train_attention.ipynb', 'caption.ipynb', 'report/report.ipynb', 'tests/conftest.py'):
-        assert (build / name).is_file(), name
-    assert (build / 'models.py').read_text() == '# my own models\n'
-    assert not (build / 'instructor').exists() and not (build / '.git').exists()
-    assert not list(build.rglob('__pycache__'))
-
-
 def test_outputs_are_cut():
     cell = dict(cell_type='code', outputs=[1], execution_count=3, source='x',
                 metadata={'papermill': {}, 'tags': ['parameters']})

@@ -51,9 +51,3 @@ def test_every_todo_asks_to_predict_first_and_its_check_answers():
     blocks = re.findall(r'# TODO (\d): \S+\n((?: +#.*\n)+)', source)
     asked = [int(todo) for todo, block in blocks if 'Predict first: ' in block]
     assert asked == [todo for todo, entry in rubric().items() if entry['answer']] == list(rubric())
-
-
-@pytest.mark.parametrize('page', ['README.md', 'instructor/ASSIGNMENT.md'])
-def test_the_pages_list_all_of_them(page):
-    text = (ROOT / page).read_text(encoding='utf-8')
-    assert all(f'(notes/{path.name})' in text for path in NOTES)

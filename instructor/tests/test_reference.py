@@ -54,13 +54,6 @@ def test_in_training_rnn_normalises_over_the_batch_and_keeps_statistics():
     torch.testing.assert_close((decoder.bn.running_mean, decoder.bn.running_var), (mean, var))
 
 
-@both
-def test_one_step_scores_the_whole_state_when_not_in_training(kind):
-    decoder, words = make(kind), torch.tensor(GIVEN.wave(GIVEN.batch, EMBED)).double()
-    predictions, *_, h, _ = decoder.one_step(words, *[pictures()] * (kind == 'attentive'), *states())
-    torch.testing.assert_close(predictions, decoder.fc(h))
-
-
 class WithoutKeys(DecoderWithAttention):
     """What a student may write: the simplest ``one_step``."""
 

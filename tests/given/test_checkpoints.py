@@ -9,36 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.data.vocabulary import load_word_map
 from lab.train.checkpoints import checkpoint_paths, load_model, load_models, read_checkpoint, save_checkpoint
 from solver import check_settings, make_optimizer, make_scheduler
-
-
-@pytest.fixture(params=[False, True], ids=['rnn', 'attention'])
-def one(trained, request):
-    """Settings, with all defaults, and history of a training."""
-    cfg, history = trained(request.param)
-    return check_settings(cfg), history
 
 
 @pytest.fixture
 def latest(trained):
     """The latest checkpoint of a training; to be left as it is."""
     return checkpoint_paths(check_settings(trained(True)[0]))[0]
-
-
-def test_it_holds_plain_values_for_all_that_a_training_needs(one, tiny_data):
-    cfg, history = one
-    for path in checkpoint_paths(cfg):
-        state = torch.load(path, weights_only=True)  # refuses whatever would run code
-        assert state['settings'] == cfg and state['word_map'] == load_word_map(**tiny_data)
-        assert state['history'] == history[:len(state['history'])]
-        assert state['encoder'] is None  # frozen: by name and digest only
-        model = load_model(path, 'cpu')  # test_evaluate.py compares its scores
-        assert not model.encoder.training and not model.decoder.training
-        assert model.history == state['history'] and model.settings == cfg
-        assert len(state['optimizer']['state']) == len(list(model.decoder.parameters()))
-    assert torch.load(checkpoint_paths(cfg)[0], weights_only=True)['history'] == history
 
 
 class Evil:

@@ -41,19 +41,6 @@ def test_items(make, tiny_data, split, images):
         assert every == [] if split == 'TRAIN' else torch.equal(*every, of_picture)
 
 
-def test_features_in_the_place_of_images(make, tmp_path):
-    grids = torch.arange(2 * 24 * 2 * 3 * 4, dtype=torch.float16).view(2, 24, 2, 3, 4)
-    files = [tmp_path / 'features.npy', tmp_path / 'mirrored.npy']
-    for path, values in zip(files, grids, strict=True):
-        np.save(path, values.numpy())
-    dataset = make(features=files)
-    for i in (0, 4, 5, 119):
-        assert dataset[i][0].dtype == torch.float16 and torch.equal(dataset[i][0], grids[0, i // 5])
-    numbers = torch.tensor([7, 0, 23])
-    for mirrored in (False, True):
-        assert torch.equal(dataset.images(numbers, mirrored), grids[int(mirrored)][numbers])
-
-
 def test_words_that_speak_of_a_side():
     assert all(map(speaks_of_a_side, ('left', 'Left', 'RIGHT', 'right-hand', 'far-left', '(right)', '"left"',
                                       'bottom_left', '2right', '左边', '右')))
@@ -61,14 +48,6 @@ def test_words_that_speak_of_a_side():
 
 
 # --- Files that cannot be used ---
-
-
-@pytest.mark.parametrize('content', [b'', b'version https://git-lfs.github.com/spec/v1\n', None])
-def test_an_hdf5_file_that_cannot_be_read_is_named(copied, content):
-    path = copied[0] / f'VAL_IMAGES_{copied[1]}.hdf5'
-    path.write_bytes(path.read_bytes()[:5000] if content is None else content)
-    with pytest.raises(ValueError, match=f'{path.name} cannot be read'):
-        CaptionDataset(*copied, 'VAL')
 
 
 @pytest.mark.parametrize('kind', ['VAL_IMAGES', 'VAL_CAPTIONS', 'VAL_CAPLENS', 'WORDMAP'])

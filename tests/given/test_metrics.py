@@ -9,7 +9,7 @@ import random
 import pytest
 
 from lab.decode.cider import cider_d
-from lab.decode.metrics import bleu, caption_bleu, choose_captions, in_history, same_caption, score_names, scores_of
+from lab.decode.metrics import bleu, caption_bleu, choose_captions, same_caption, scores_of
 from utils import atomic_path
 
 ORDERS = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4']
@@ -76,13 +76,6 @@ def test_equal_to_pycocoevalcap_on_any_captions():
 def test_one_caption_per_image(metric, references, captions):
     with pytest.raises(ValueError):
         metric(references, captions)
-
-
-def test_names_of_the_scores():
-    assert [in_history(name) for name in ('BLEU-4', 'CIDEr-D', 'ROUGE-L')] == ['bleu4', 'cider', 'rougel']
-    row = {'beam_size': 1, 'seconds': 2.0, 'BLEU-1': 0.5, 'BLEU-2': 0.4, 'CIDEr-D': 0.9, 'words': 7}
-    assert score_names([row, {**row, 'METEOR': 0.3}]) == ['BLEU-1', 'BLEU-2', 'CIDEr-D']
-    assert score_names([{**row, 'METEOR': 0.3}, row]) == ['BLEU-1', 'BLEU-2', 'CIDEr-D']
 
 
 def test_bleu_of_one_caption():

@@ -130,12 +130,6 @@ def test_report(folder):
     assert not re.findall(r'@import|url\(["\']?https?:', str(page))
 
 
-def test_notebooks_in_the_assignment_carry_no_outputs():
-    for path in [*ROOT.glob('*.ipynb'), *ROOT.glob('report/*.ipynb')]:
-        for cell in nbformat.read(path, as_version=4).cells:
-            assert not cell.get('outputs') and cell.get('execution_count') is None, path
-
-
 def test_a_notebook_from_the_command_line(tmp_path):
     """It keeps its outputs, and what it prints is all that comes."""
     path = tmp_path / 'own.ipynb'

@@ -216,20 +216,6 @@ def scripted(monkeypatch):
     return script
 
 
-@pytest.mark.parametrize('attention', KINDS)
-def test_training_learns_and_saves_its_files(trained, attention):
-    cfg, history = trained(attention)
-    assert [entry['epoch'] for entry in history] == [1, 2, 3, 4]
-    assert history[-1]['train_loss'] < history[0]['train_loss'] - 0.2
-    assert history[-1]['val_loss'] < history[0]['val_loss']
-    penalty = history[-1]['val_loss'] - history[-1]['val_cross_entropy']
-    assert 0.01 < penalty < 1 if attention else penalty == 0
-    name, folder = 'Attention' if attention else 'NoAttention', Path(cfg['output_folder'])
-    assert {path.name for path in folder.iterdir()} == {
-        f'checkpoint_{cfg["data_name"]}_{name}.pth.tar', f'BEST_checkpoint_{name}.pth.tar', f'history_{name}.json'}
-    assert json.loads((folder / f'history_{name}.json').read_text()) == history
-
-
 @pytest.mark.parametrize(('monitor', 'scores', 'losses', 'best'), [
     (None, [0.1, 0.3, 0.3, 0.2], [], 2), (None, [0.0] * 4, [3.0, 2.5, 2.6, 2.5], 2),
     ('loss', [0.1, 0.3, 0.3, 0.2], [3.0, 2.5, 2.4, 2.5], 3)])
