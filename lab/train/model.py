@@ -125,7 +125,7 @@ class CaptionModel(nn.Module):
     def use_fast_forward(self, batch):
         """Train by ``fast.fast_forward`` if the decoder's own ``forward`` gives the same on a few captions.
 
-        :param batch: these captions
+        :param batch: ``batches.Batch`` of these captions
         :return: a sentence that says which of them runs
         """
         with torch.no_grad():
