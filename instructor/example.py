@@ -12,11 +12,10 @@ import os
 import re
 import sys
 
-from PIL import Image
-
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from instructor.demo import NOTEBOOKS, TRAINING
+from instructor.pictures import save_small
 from lab.notebooks import run_notebook
 from report.render import GUIDE, YOUR_NAME, YOUR_TEXT, still_open, write_page
 from utils import atomic_path
@@ -75,8 +74,7 @@ def with_fewer_colours(page):
     """The page with 256 colours in each picture: half as many bytes in the repository."""
     def fewer(match):
         file = io.BytesIO()
-        with Image.open(io.BytesIO(base64.b64decode(match[1]))) as image:
-            image.convert('RGB').quantize(256).save(file, 'PNG', optimize=True)
+        save_small(io.BytesIO(base64.b64decode(match[1])), file)
         return f'src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"'
     return re.sub('src="data:image/png;base64,([^"]*)"', fewer, page)
 

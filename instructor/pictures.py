@@ -62,13 +62,13 @@ def draw(language):
 def save_small(file, path):
     """Save a figure with 256 colours, a quarter of the bytes: a clone holds every figure ever drawn.
 
-    :param file: the figure as PNG, a path or a file
+    :param file, path: of a PNG, each a path or a file
     """
     figure = Image.open(file).convert('RGB')
     # the colours of few pixels count, too, as where a map is brightest; dithering would put specks there
     palette = figure.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2)
     palette.putpalette([255 if value > 248 else value for value in palette.getpalette()])  # the page is white
-    figure.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
+    figure.quantize(palette=palette, dither=Image.Dither.NONE).save(path, 'PNG', optimize=True)
 
 
 def main():
