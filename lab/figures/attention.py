@@ -56,7 +56,7 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     caption, words = drawable([sentence(words)], 20 * columns)[0], drawable(words)
     highest = None if scale == 'word' or not words else alphas.max()
     maps = [overlay(image, alpha, highest) for alpha in alphas]
-    bars = [(visual_grounding(alphas, sentinel), '1 - β', 'when it looks'),
+    bars = [(visual_grounding(alphas, sentinel), '1 - β', 'how much it looks'),
             (gate, 'mean β', 'how open the gate is when it says the word')]
     bars = [bar for bar in bars if bar[0] is not None]
     heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
@@ -66,7 +66,7 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     for ax in axes:
         ax.set(xticks=[], yticks=[], frame_on=False)
     axes[0].imshow(image)
-    scales = 'each map: its own scale' if highest is None else f'one scale: 0 to {highest:.0%}'
+    scales = 'each map: own scale' if highest is None else f'one scale: 0 to {highest:.0%}'
     axes[0].set_title(f'picture\n{scales}')
     chances = [''] * len(words) if probabilities is None else [f'p {p:.2f}, ' for p in probabilities]
     for ax, word, shown, alpha, chance in zip(axes[1:], words, maps, alphas, chances, strict=False):
@@ -144,6 +144,7 @@ def places_for_words(per_word, at_least):
     names = drawable(f'{word} ({len(per_word[word])})' for word in means)
     figure, axes = plt.subplots(figsize=(np.clip(0.22 * len(means) + 0.8, 4, WIDTH), 2.8))
     axes.set_xticks(range(len(means)), names, rotation=60, ha='right', rotation_mode='anchor')
-    axes.set(ylim=(0, 1), xlabel='word (how often it is said)')
+    axes.set(ylim=(0, 1), xlabel='word (how often it is said)' if often is per_word
+             else f'word (how often it is said, at least {at_least} times)')
     axes.grid(axis='x', visible=False)
     return figure, axes, means
