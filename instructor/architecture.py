@@ -82,11 +82,11 @@ def plain_decoder(image):
     for i, (x, symbol, word, scored) in enumerate(columns):
         d.box(x, 7.2, 'decode_step\n(LSTMCell)', width=3.4, height=1.7, size=9.5)
         if i:
-            d.text(x, 0.7, word, 11)
+            d.text(x, 0.7, f'$S_{i - 1}$ = {word}', 11)
             d.arrow((x, 1.2), (x, 1.8))
             d.box(x, 2.5, 'embedding', width=3.6)
             d.arrow((x, 3.2), (x, 6.3), text=symbol, shift=(0.6, 0))
-            d.arrow((x, 8.05), (x, 9.4), text=f'$h_{i - 1}$', shift=(0.6, 0.3))
+            d.arrow((x, 8.05), (x, 9.4), text=f'$h_{i - 1}$', shift=(0.55, 0.25))
             d.box(x, 10.1, 'dropout', DATA, width=3.6)
             d.arrow((x, 10.8), (x, 11.5))
             d.box(x, 12.2, 'fc', width=3.6)
@@ -96,7 +96,7 @@ def plain_decoder(image):
             d.arrow((17.5, 2.2), (x, 2.2), (x, 6.3), text=symbol, shift=(0.7, 0))
         if i < 4:
             d.arrow((x + 1.7, 7.2), (x + 2.8, 7.2))
-            d.box(x + 2.25, 8.5, f'$h_{{{i - 1}}}, c_{{{i - 1}}}$', STATE, width=2.2, height=0.7, size=8)
+            d.box(x + 2.25, 8.7, f'$h_{{{i - 1}}}, c_{{{i - 1}}}$', STATE, width=2.3, height=0.9, size=9.5)
     d.box(14.4, 7.2, '$0, 0$', STATE, width=2.2)
     d.arrow((15.5, 7.2), (17.2, 7.2))
     d.save('plain_decoder.png')
@@ -131,6 +131,7 @@ def attention_decoder(image, weights):
     d.arrow((36, 13.5), (36, 12.3))
     d.arrow((10.6, 15.4), (10.6, 18.3), (40.6, 18.3), (40.6, 11.6), (38.7, 11.6), text='$a_i$', shift=(0.3, 0.5))
     d.box(3, 5.6, '$h_{t-1}, c_{t-1}$', STATE, width=4.4)
+    d.text(3, 4.2, r'at first from $\bar a$', 10)
     d.arrow((3, 6.3), (3, 11.6), (12.6, 11.6), text='$h_{t-1}$', shift=(-1.5, 0.5))
     d.box(20.5, 8.7, 'f_beta', width=3)
     d.box(25, 8.7, 'sigmoid', DATA, width=3.2)
