@@ -60,7 +60,7 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
             (gate, 'mean β', 'how open the gate is when it says the word')]
     bars = [bar for bar in bars if bar[0] is not None]
     heights = [rows * (0.36 + WIDTH / 5 * image.shape[0] / image.shape[1]), *[1.5] * len(bars)]
-    figure = plt.figure(figsize=(WIDTH * columns / 5, 0.4 + sum(heights)))
+    figure = plt.figure(figsize=(WIDTH * columns / 5, 0.2 + sum(heights)))
     above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).flat
     axes = above.subplots(rows, columns, squeeze=False).flat
     for ax in axes:
