@@ -33,7 +33,7 @@ def pattern_of(label):
     return re.compile(pattern, re.DOTALL)
 
 
-def said(text):
+def translated(text):
     """A text of a figure or a decoder's name, in Chinese if the lab and a font here are."""
     return next((chinese.replace('{word}', '{}').format(*found.groups()) for pattern, chinese in IN_CHINESE.items()
                  if (found := pattern.fullmatch(text))), text)
@@ -47,11 +47,11 @@ class ChineseTicks(Formatter):
 
     def __call__(self, x, pos=None):
         text = str(self.formatter(x, pos))
-        return text if text.isalpha() else said(text)
+        return text if text.isalpha() else translated(text)
 
 
 def draw_in_chinese(figure):
-    """Have a figure's texts go through :func:`said` when it is drawn."""
+    """Have a figure's texts go through :func:`translated` when it is drawn."""
     draw = figure.draw
 
     def draw_it(renderer):
@@ -61,7 +61,7 @@ def draw_in_chinese(figure):
             if isinstance(axis.get_major_formatter(), (FuncFormatter, StrCategoryFormatter)):
                 axis.set_major_formatter(ChineseTicks(axis.get_major_formatter()))
         for text in set(figure.findobj(Text)) - tick_labels:
-            text.set_text(said(text.get_text()))
+            text.set_text(translated(text.get_text()))
         draw(renderer)
 
     figure.draw = draw_it

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from lab.labels import CHINESE, said
+from lab.labels import CHINESE, translated
 from utils import atomic_path
 
 WIDTH = 7.0  # inches: the text's width on A4, so that letters of 8 points are 8 points on paper
@@ -33,8 +33,8 @@ def label(name):
     languages 'soft attention, zh'."""
     own, _, language = name.rpartition('_')
     if own in DECODER_NAMES:
-        return f'{said(DECODER_NAMES[own])}, {language}'
-    return said(DECODER_NAMES.get(name, name))
+        return f'{translated(DECODER_NAMES[own])}, {language}'
+    return translated(DECODER_NAMES.get(name, name))
 
 
 def line_styles(names):
