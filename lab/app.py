@@ -24,7 +24,7 @@ from PIL import Image
 from lab.data.images import ImageFileError, open_image, squash
 from lab.decode.beam_search import beam_search
 from lab.decode.evaluate import caption_image
-from lab.decode.rules import no_repeat_ngram
+from lab.decode.rules import length_normalised, no_repeat_ngram
 from lab.figures import label, overlay, read_histories
 from lab.train.checkpoints import load_models
 from utils import as_text, sentence
@@ -32,8 +32,8 @@ from utils import as_text, sentence
 SHOWN = 320  # longest side of a picture on the page, in pixels
 # Bytes of a file that gets through to Jupyter, whose messages end at 10 MiB, and to the page, which is set to more.
 LARGEST, LARGEST_ON_PAGE = 10 ** 7, 10 ** 8
-# for the model of photos: no pair of neighbouring words twice, as validation chose (docs/photos.md)
-PHOTO_SEARCH = partial(beam_search, rules=[no_repeat_ngram(2)])
+# for the model of photos, as validation chose: no pair of neighbouring words twice (docs/photos.md)
+PHOTO_SEARCH = partial(beam_search, rules=[no_repeat_ngram(2)], rank=length_normalised)
 SCRIPT = Path(__file__).with_name('app.js')
 STYLES = "style-src 'self' 'unsafe-inline'"  # Voila's template asks a server far away for icons, and waits for it
 
