@@ -44,4 +44,4 @@ def test_the_lab_captions_a_photo_in_two_languages():
     english, chinese = (caption_image(model, photo) for model in models.values())
     assert len(english['caption']) > 4 and not CHINESE.search(''.join(english['caption']))
     assert all(CHINESE.search(word) for word in chinese['caption'])
-    assert chinese['alphas'].shape == (len(chinese['caption']), 7, 7)
+    assert chinese['alphas'].shape == (len(chinese['caption']), 8, 8)
