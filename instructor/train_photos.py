@@ -28,6 +28,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--data-folder', default='data/flickr8k_both', help='default: %(default)s')
     parser.add_argument('--output-folder', default='runs/photos', help='default: %(default)s')
+    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     arguments = parser.parse_args()
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')))
     from datasets import CaptionDataset
@@ -45,7 +46,7 @@ def main():
         # each epoch sees other parts of the photos; a frozen encoder would keep the features of one crop
         CaptionDataset.images = cropped if name == 'fine_tuned' else whole
         folders = dict(data_folder=arguments.data_folder, output_folder=f'{arguments.output_folder}/{name}')
-        train(CFG | own | folders | dict(start_from=best))
+        train(CFG | own | folders | dict(start_from=best, seed=arguments.seed))
         best = str(checkpoint_paths(dict(folders, data_name=CFG['data_name'], attention=True))[1])
 
 
