@@ -128,6 +128,7 @@ def test_a_loss_of_ones_own_sees_each_word(tiny_cfg):
 
     history = train({**tiny_cfg, 'epochs': 1}, loss=squared)
     assert history[0]['train_loss'] < 1 and history[0]['val_loss'] < 1 < history[0]['val_cross_entropy']
+    assert 0 < history[0]['train_top5'] <= 100
     assert len(torch.cat(seen).unique(dim=0)) == int((dataset.caplens - 1).sum())
 
 
