@@ -32,7 +32,6 @@ def main():
     arguments = parser.parse_args()
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')))
     from datasets import CaptionDataset
-    from lab.train.checkpoints import checkpoint_paths
     from solver import train
 
     whole, crop = CaptionDataset.images, v2.RandomResizedCrop(256, scale=(0.6, 1.0), ratio=(0.85, 1.18))
@@ -45,9 +44,10 @@ def main():
     for name, own in RUNS.items():
         # each epoch sees other parts of the photos; a frozen encoder would keep the features of one crop
         CaptionDataset.images = cropped if name == 'fine_tuned' else whole
-        folders = dict(data_folder=arguments.data_folder, output_folder=f'{arguments.output_folder}/{name}')
-        train(CFG | own | folders | dict(start_from=best, seed=arguments.seed))
-        best = str(checkpoint_paths(dict(folders, data_name=CFG['data_name'], attention=True))[1])
+        folder = f'{arguments.output_folder}/{name}'
+        train(CFG | own | dict(data_folder=arguments.data_folder, output_folder=folder, start_from=best,
+                               seed=arguments.seed))
+        best = f'{folder}/BEST_checkpoint_Attention.pth.tar'
 
 
 if __name__ == '__main__':

@@ -32,7 +32,7 @@ from utils import as_text, sentence
 SHOWN = 320  # longest side of a picture on the page, in pixels
 # Bytes of a file that gets through to Jupyter, whose messages end at 10 MiB, and to the page, which is set to more.
 LARGEST, LARGEST_ON_PAGE = 10 ** 7, 10 ** 8
-# for the model of photos, as validation chose: no pair of neighbouring words twice (docs/photos.md)
+# for the model of photos, as validation chose: no two words twice, the best mean log-probability (docs/photos.md)
 PHOTO_SEARCH = partial(beam_search, rules=[no_repeat_ngram(2)], rank=length_normalised)
 SCRIPT = Path(__file__).with_name('app.js')
 STYLES = "style-src 'self' 'unsafe-inline'"  # Voila's template asks a server far away for icons, and waits for it
