@@ -1,8 +1,8 @@
 """The decoders' formulas with fewer operations: ``solver.train`` runs them in place of a ``forward`` that agrees.
 
 A loop over words as in ``models.py`` does much at every word that could be done once. A comment ``textbook:`` says at
-each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Product` and
-:class:`Score` have their gradients by hand, all else is plain autograd. Outputs and gradients are those of the textbook
+each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Score` has its
+gradient by hand, all else is plain autograd. Outputs and gradients are those of the textbook
 loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else your own ``forward``.
 """
 
@@ -85,56 +85,25 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias, cell.bias_ih + cell.bias_hh])
     half = keys.dtype  # of products, under autocast
     W_h, W_z, w = (weight.to(half) for weight in (torch.cat(parts), W_z, attention.att.weight.flatten()))
-    of_h, of_z, of_scores = {}, {}, {}  # what the steps save for one another in backward
+    saved = {}  # what the steps save for one another in backward
     pictures = pictures.to(half).index_select(0, picture_of.to(device))
 
     states, alphas = [], []
     for step, (n, word) in enumerate(zip(sizes, words_in, strict=True)):
         h, c = h[:n], c[:n]
-        query, gate, gates = (Product.apply(h.to(half), W_h, step, of_h) + bias).split(list(map(len, parts)), dim=1)
+        query, gate, gates = (h.to(half) @ W_h.T + bias).split(list(map(len, parts)), dim=1)
         # textbook: att(relu(keys + query))
-        scores = Score.apply(keys, query.to(half), w, step, of_scores) + attention.att.bias
+        scores = Score.apply(keys, query.to(half), w, step, saved) + attention.att.bias
         alpha = scores.softmax(dim=1)                                                       # eq. 5
         z = torch.bmm(alpha.to(half).unsqueeze(1), pictures[:n]).squeeze(1)                 # eq. 13
         z = gate.sigmoid() * z                                                              # sec. 4.2.1
         # textbook: cell([word; z], (h, c)), eqs. 1 to 3
-        i, f, g, o = (gates + word + Product.apply(z.to(half), W_z, step, of_z)).chunk(4, dim=1)
+        i, f, g, o = (gates + word + z.to(half) @ W_z.T).chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         states.append(h)
         alphas.append(alpha)
     return torch.cat(states), torch.cat(alphas)
-
-
-class Product(torch.autograd.Function):
-    """y = W x at one step. W's gradient is the sum over all steps of dy x^T: one product of what the steps save.
-
-    Backward goes from the last step to step 0, since each x depends on the y before.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, step, saved):
-        """
-        :param x: (n, inputs); ``weight``: (outputs, inputs), both of one dtype
-        :param step: from 0 on
-        :param saved: a dict of all steps, empty at first
-        :return: (n, outputs)
-        """
-        ctx.save_for_backward(x, weight)
-        ctx.step, ctx.saved = step, saved
-        return x @ weight.T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        x, weight = ctx.saved_tensors
-        ctx.saved[ctx.step] = dy, x.detach()
-        d_weight = None
-        if ctx.step == 0:
-            all_dy, all_x = map(torch.cat, zip(*ctx.saved.values(), strict=True))
-            d_weight = all_dy.T @ all_x
-            ctx.saved.clear()
-        return dy @ weight, d_weight, None, None
 
 
 class Score(torch.autograd.Function):
@@ -149,7 +118,8 @@ class Score(torch.autograd.Function):
         """
         :param keys: (batch_size, num_pixels, attention_dim)
         :param query: (n, attention_dim) of the first n; ``w``: (attention_dim,); all of one dtype
-        :param step, saved: as of :class:`Product`
+        :param step: from 0 on; backward goes from the last step to step 0, since each query depends on the one before
+        :param saved: a dict of all steps, empty at first
         :return: (n, num_pixels)
         """
         ctx.save_for_backward(keys, query, w)
