@@ -48,9 +48,9 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from lab.data import tokenizers
-from lab.data.images import SIDE, ImageFileError, load_image, open_images
+from lab.data.images import SIDE, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
-from utils import atomic_path, check_space
+from utils import atomic_path, check_space, read_json
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
@@ -67,7 +67,7 @@ def sha256(value):
 
 
 class Picture(NamedTuple):
-    """One entry of the Karpathy JSON.
+    """A picture of the Karpathy JSON.
 
     :ivar name: path in the image folder, with slashes; ``file``: the whole path
     :ivar split: TRAIN, VAL or TEST
@@ -85,31 +85,33 @@ class Picture(NamedTuple):
     problem: str | None
 
 
-def read_karpathy(path, image_folder, max_len, cut=None, language=None):
+def read_karpathy(paths, image_folder, max_len, cuts):
     """
-    :param cut: function that splits a sentence's ``raw`` into tokens; None: take its ``tokens``
-    :param language: of its captions, if there are several
-    :return: list of ``Picture`` in the order of the JSON file, SHA-256 of the file
+    :param paths: dict language -> JSON file
+    :param cuts: dict language -> function that splits a sentence's ``raw`` into tokens; else its ``tokens`` are taken
+    :return: list of ``Picture`` in the order of the JSON files, fingerprints of these
     """
-    content = Path(path).expanduser().read_bytes()
-    try:
-        data = json.loads(content)
-    except ValueError as error:
-        raise ValueError(f"{path}: this is not a valid JSON file in UTF-8 ({error})") from error
-    pictures = []
-    try:
-        for entry in tqdm(data["images"], desc="checking images", unit="image", delay=2):
-            pictures.append(read_entry(entry, image_folder, max_len, cut, language))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path}: images[{len(pictures)}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and "
-            f"'sentences', each with a list of words as 'tokens', or with a text as 'raw' for --tokenizer "
-            f"({type(error).__name__}: {error})") from error
-    return pictures, hashlib.sha256(content).hexdigest()
+    pictures, digests = {}, []
+    for language, path in paths.items():
+        data, number = read_json(path, "it must be JSON in UTF-8"), 0
+        digests.append(hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest())
+        try:
+            for number, entry in enumerate(tqdm(data["images"], desc="checking images", unit="image", delay=2)):  # noqa: B007
+                name, split, captions = read_entry(entry, cuts.get(language))
+                of_split, of_languages = pictures.setdefault(name, (split, {}))
+                if of_split != split:
+                    raise ValueError(f"{path}: {name} is in the splits {of_split} and {split}; leave it in one only")
+                of_languages.setdefault(language, []).extend(captions)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}: images[{number}] must have a 'filename', a 'split' ({', '.join(SPLIT_OF)}) and 'sentences', "
+                f"each with a list of words as 'tokens', or with a text as 'raw' for --tokenizer "
+                f"({type(error).__name__}: {error})") from error
+    return [as_picture(name, image_folder, *found, paths, max_len) for name, found in pictures.items()], digests
 
 
-def read_entry(entry, image_folder, max_len, cut, language):
-    """:return: the ``Picture`` of one of the JSON's ``images``; the other parameters as of :func:`read_karpathy`"""
+def read_entry(entry, cut):
+    """:return: name, split and captions of one of the JSON's ``images``"""
     captions = []
     for sentence in entry["sentences"]:
         tokens = cut(sentence["raw"]) if cut else sentence["tokens"]
@@ -117,8 +119,13 @@ def read_entry(entry, image_folder, max_len, cut, language):
             raise TypeError("'tokens' is a text, no list")
         # tokens of raw.split(' ') may be empty or hold blanks and line breaks; intern keeps each word in memory once
         captions.append([sys.intern(word) for token in tokens for word in token.split()])
-    usable = [caption for caption in captions if 0 < len(caption) <= max_len]
     name = posixpath.normpath(posixpath.join(entry.get("filepath") or "", entry["filename"]))
+    return name, SPLIT_OF[entry["split"]], captions
+
+
+def as_picture(name, image_folder, split, captions, languages, max_len):
+    """:return: ``Picture``, with its ``problem`` if it has one; ``captions``: language -> token lists"""
+    usable = {language: [words for words in those if 0 < len(words) <= max_len] for language, those in captions.items()}
     file = os.path.join(image_folder, name)
     stamp = problem = None
     if os.path.isfile(file):
@@ -128,23 +135,11 @@ def read_entry(entry, image_folder, max_len, cut, language):
         problem = "the file is missing"
     elif stamp[0] == 0:
         problem = "the file is empty (0 bytes)"
-    elif not captions:
+    elif captions.keys() != languages.keys():
+        problem = "the JSON of another language lacks it"
+    elif not all(captions.values()):
         problem = "the JSON has no captions for it"
-    return Picture(name, file, SPLIT_OF[entry["split"]], {language: captions}, {language: usable}, stamp, problem)
-
-
-def combine(first, *others):
-    """The pictures of a JSON file, with the captions of further files in other languages.
-
-    :param first, others: lists of :func:`read_karpathy`
-    """
-    for pictures in others:
-        by_name = {picture.name: picture for picture in pictures}
-        pairs = [(picture, by_name.get(picture.name, picture._replace(problem="the JSON of another language lacks it")))
-                 for picture in first]
-        first = [one._replace(captions=one.captions | other.captions, usable=one.usable | other.usable,
-                              problem=one.problem or other.problem) for one, other in pairs]
-    return first
+    return Picture(name, file, split, captions, usable, stamp, problem)
 
 
 def refuse_bad(bad, pictures):
@@ -152,16 +147,6 @@ def refuse_bad(bad, pictures):
     if bad:
         raise ValueError(f"{bad[0].file}: {bad[0].problem}; {len(bad)} of {len(pictures)} images cannot be used; "
                          "correct this or leave them out with --skip-bad (skip_bad=True)")
-
-
-def refuse_shared(pictures):
-    """:raises ValueError: a picture is in two splits"""
-    split_of = {}
-    shared = {p.name: p for p in pictures if split_of.setdefault(p.name, p.split) != p.split}
-    if shared:
-        one = next(iter(shared.values()))
-        raise ValueError(f"{one.file}: this image is in the splits {split_of[one.name]} and {one.split}; "
-                         f"{len(shared)} of {len(split_of)} images are in two splits; leave each in one only")
 
 
 def choose_captions(picture, language, captions_per_image):
@@ -183,7 +168,7 @@ def decode(picture):
     """:return: (3, SIDE, SIDE) uint8, or why the file of a ``Picture`` cannot be decoded"""
     try:
         return load_image(picture.file)
-    except ImageFileError as error:
+    except ValueError as error:
         return str(error).removeprefix(f"{picture.file}: ")
 
 
@@ -269,15 +254,13 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
     cuts = tokenizer if isinstance(tokenizer, dict) else dict.fromkeys(paths, tokenizer)
     cuts = {language: tokenizers.by_name(name) for language, name in cuts.items() if name}
     languages = [language for language in paths if language]
-    read, digests = zip(*(read_karpathy(path, image_folder, max_len, cuts.get(language), language)
-                          for language, path in paths.items()), strict=True)
-    pictures = combine(*read)
+    pictures, digests = read_karpathy(paths, image_folder, max_len, cuts)
     bad = [picture for picture in pictures if picture.problem]
     if not skip_bad:
         refuse_bad(bad, pictures)
     usable = [picture for picture in pictures if not picture.problem and all(picture.usable.values())]
-    too_long = [picture for picture in pictures if not picture.problem and not all(picture.usable.values())]
-    refuse_shared(usable + [picture for those in read[1:] for picture in those])
+    bad += [picture._replace(problem="all its captions are too long or empty") for picture in pictures
+            if not picture.problem and not all(picture.usable.values())]
     of_split = {split: [picture for picture in usable if picture.split == split] for split in SPLITS}
     if not of_split["TRAIN"]:
         raise ValueError(f"{', '.join(map(str, paths.values()))}: there is no usable image in the training split")
@@ -315,10 +298,10 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
             parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     print(f"{data_name} in {folder}")
     print_counts(pictures, kept, attributes["captions_per_image"], word_map)
-    left_out = [f"{picture.name}: {picture.problem}" for picture in bad]
-    left_out += [f"{picture.name}: all its captions are too long or empty" for picture in too_long]
-    for line in left_out[:20] + [f"and {len(left_out) - 20} more"] * (len(left_out) > 20):
-        print(f"  left out: {line}")
+    for picture in bad[:20]:
+        print(f"  left out: {picture.name}: {picture.problem}")
+    if len(bad) > 20:
+        print(f"  left out: {len(bad) - 20} more")
     return data_name
 
 
@@ -366,10 +349,8 @@ def main(arguments=None):
     try:
         create_input_files(**vars(arguments))
     except (ImportError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

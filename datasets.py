@@ -12,28 +12,25 @@ import torch
 from torch.utils.data import Dataset, IterableDataset  # noqa: F401, accelerate looks for the latter in `datasets`
 
 from lab.data.images import open_images
-from lab.data.vocabulary import in_language, languages_of, load_word_map
+from lab.data.vocabulary import RUN_AGAIN, in_language, languages_of, load_word_map
 from utils import read_json
 
 
 class CaptionDataset(Dataset):
     """One item per caption; the ``captions_per_image`` captions of an image follow one another.
 
-    Items are ``(image, caption, caption length)`` for training, and ``(image, caption, caption length,
-    all captions of the image)`` for validation and test:
+    Items are ``(image, caption, caption length)``:
 
     * image: (3, 256, 256) uint8, or with ``features`` the encoder's grid (h, w, encoder_dim) float16. Pixels
       stay uint8 until they are on the device; ``models.Encoder`` normalises them there.
-    * caption: (max_len + 2,) long; caption length: (1,) long, <start> and <end> counted;
-      all captions: (captions_per_image, max_len + 2) long
+    * caption: (max_len + 2,) long; caption length: (1,) long, <start> and <end> counted
 
     :param data_folder: folder with the files of ``create_input_files``
     :param data_name: base name of the files, such as ``shapes_5_cap_per_img_1_min_word_freq``
     :param split: 'TRAIN', 'VAL' or 'TEST'
     :param features: files of ``features.encode_images`` to read instead of the images: of the images and, for
         ``flip``, of the mirrored ones
-    :raises ValueError: another split, one without pictures, or files that are cut
-    :raises FileNotFoundError: files that are not there
+    :raises ValueError: another split, one without pictures, or files that are not there or cut
     """
 
     def __init__(self, data_folder, data_name, split, features=()):
@@ -42,12 +39,8 @@ class CaptionDataset(Dataset):
         folder = Path(data_folder).expanduser()
         self.split = split
         self.images_path = folder / f'{split}_IMAGES_{data_name}.hdf5'
-        paths = [self.images_path] + [folder / f'{split}_{kind}_{data_name}.json' for kind in ('CAPTIONS', 'CAPLENS')]
-        for path in paths:
-            if not path.exists():
-                raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
-                                        'data_folder and data_name')
-        captions, caplens = (read_json(path, 'delete it and run create_input_files again') for path in paths[1:])
+        captions, caplens = (read_json(folder / f'{split}_{kind}_{data_name}.json', RUN_AGAIN)
+                             for kind in ('CAPTIONS', 'CAPLENS'))
         with open_images(self.images_path) as file:
             self.cpi = int(file.attrs['captions_per_image'])
             self.pictures = file.attrs['pictures']  # a fingerprint of all pixels
@@ -134,11 +127,7 @@ class CaptionDataset(Dataset):
         return [np.load(path, mmap_mode='r') for path in self.features]
 
     def __getitem__(self, i):
-        number = i // self.cpi
-        item = self.image(number), self.captions[i], self.caplens[i]
-        if self.split == 'TRAIN':
-            return item
-        return *item, self.captions[number * self.cpi:(number + 1) * self.cpi]
+        return self.image(i // self.cpi), self.captions[i], self.caplens[i]
 
 
 def content_digest(data_folder, data_name, split):

@@ -22,7 +22,7 @@ from lab.decode.greedy_search import greedy_search
 from lab.decode.metrics import bleu, check_monitor, greedy_scores, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
-from lab.train.checkpoints import checkpoint_paths, history_path, save_checkpoint
+from lab.train.checkpoints import checkpoint_paths, save_checkpoint
 from lab.train.devices import accelerator_for, averages, log, progress_bar
 from lab.train.features import caption_dataset
 from lab.train.model import CaptionModel, build_model
@@ -35,21 +35,15 @@ DECAY_AFTER, DECAY, STOP_AFTER = 8, 0.8, 20  # epochs without a better score
 
 @dataclass
 class Run:
-    """What a training works with.
-
-    :ivar model: the ``CaptionModel``; ``wrapped``: the same as accelerate has prepared it, for several devices
-    :ivar train_data, val_data: captions
-    :ivar loss: as for :func:`train`
-    """
-
+    """What a training works with."""
     accelerator: Accelerator
     model: CaptionModel
-    wrapped: nn.Module
+    wrapped: nn.Module  # the model as accelerate has prepared it, for several devices
     train_data: CaptionDataset
     val_data: CaptionDataset
     optimizer: torch.optim.Optimizer
     scheduler: object
-    loss: object = None
+    loss: object = None  # as for train
 
     def step(self):
         """Clip the gradients of all groups, then make a step of the optimizer and, along a cosine, the scheduler."""
@@ -113,17 +107,13 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
             latest, best = checkpoint_paths(cfg)
             improved = best_epoch(model.history) is model.history[-1]
             save_checkpoint([best, latest] if improved else [latest], model, run.optimizer, run.scheduler)
-            write_json(history_path(cfg), model.history)
+            write_json(best.with_name(f'history_{model.name}.json'), model.history)
         run.accelerator.wait_for_everyone()
     return model.history
 
 
 def set_up(cfg, encoder=None, loss=None, optimizer=None):
-    """All that :func:`train` needs.
-
-    :param cfg, encoder, loss, optimizer: as for :func:`train`
-    :return: :class:`Run`
-    """
+    """All that :func:`train` needs, from the same arguments: a :class:`Run`."""
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
     accelerator = accelerator_for(cfg)
     cfg['device'] = str(accelerator.device)  # of several GPUs the one of this process
@@ -186,7 +176,6 @@ def make_scheduler(optimizer, cfg, dataset, trained=0):
 def train_epoch(run, epoch):
     """One pass over the training captions.
 
-    :param run: :class:`Run`
     :return: dict with the mean ``loss`` per word and the ``top5`` accuracy in percent
     :raises FloatingPointError: the loss is not a number any more
     """
@@ -261,7 +250,6 @@ def validate(run):
     ``bleu4`` is teacher-forced: each word is guessed after the *true* words before it, which no caption of a new
     picture can have. For ``greedy_bleu4`` and the like the decoder reads its own words, each image once.
 
-    :param run: :class:`Run`
     :return: dict with ``loss``, ``cross_entropy`` (the loss without the penalty of attention, to compare decoders),
         ``top5`` (percent), ``bleu4``, and the scores of ``metrics.greedy_scores``
     """
@@ -278,7 +266,7 @@ def validate(run):
     forced, greedy = [], {}  # captions, in the order of the data set; scores by language
     # the captions of a picture are in one batch if they fit
     whole_pictures = max(cfg['batch_size'] // dataset.cpi, 1) * dataset.cpi
-    for batch in bar(batches.captions_of(dataset), whole_pictures, desc='validate'):
+    for batch in bar(torch.arange(len(dataset)), whole_pictures, desc='validate'):
         decoded = run.wrapped(batch)
         words = len(decoded.targets)
         losses.update(loss_of(loss, decoded, batch), words)
@@ -288,7 +276,7 @@ def validate(run):
                           for caption in decoded.guesses()], use_gather_object=True)
     for own in dataset.by_language():
         captions = []
-        for batch in bar(batches.pictures_of(own)[:, :1], cfg['batch_size'], desc='greedy captions'):
+        for batch in bar(torch.arange(0, len(own), own.cpi), cfg['batch_size'], desc='greedy captions'):
             found = greedy_search(model.decoder, model.encode(batch.images), own.word_map)
             captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
         if len(model.history) >= 2 and (warning := same_caption(captions)):  # at first that is normal

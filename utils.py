@@ -48,13 +48,13 @@ def check_space(folder, needed, advice):
 def read_json(path, advice):
     """The content of a JSON file.
 
-    :param advice: what to do about a damaged file
-    :raises ValueError: the file is empty, cut or damaged; the message ends in the advice
+    :param advice: what to do about a file that is missing or damaged
+    :raises ValueError: it is; the message ends in the advice
     """
     try:
         return json.loads(Path(path).expanduser().read_text(encoding='utf-8'))
-    except ValueError as error:
-        raise ValueError(f'{path} is empty, cut or damaged: {advice}') from error
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f'{path} is not there, empty, cut or damaged ({error}): {advice}') from error
 
 
 def write_json(path, value, indent=1):

@@ -84,7 +84,7 @@ def in_chinese(found):
     texts = {name: translate.translated(sources[name], content.decode()).encode()
              for name, content in found.items() if name in sources}
     results = {name: with_chinese_mistakes(content) for name, content in found.items() if name.endswith('expected.npz')}
-    labels = {'lab/labels.json': (translate.FOLDER / 'labels.json').read_bytes(),
+    labels = {**{f'lab/{name}': (translate.FOLDER / name).read_bytes() for name in ('labels.json', 'labels.py')},
               'notes/matplotlibrc': b'figure.hooks: lab.labels:draw_in_chinese\n'}
     figures = {english: (ROOT / chinese).read_bytes() for english, chinese in translate.FIGURES.items()}
     return found | texts | results | labels | figures
@@ -293,7 +293,7 @@ def early_notebooks(folder, python):
     for name, attention, todo in (('train_rnn', False, 1), ('train_attention', True, 3)):
         script = TINY + f"""
 try:
-    run_notebook('{name}.ipynb', pictures=few, cfg=dict(sizes, attention={attention}), show=False)
+    run_notebook('{name}.ipynb', pictures=few, cfg=dict(sizes, attention={attention}))
 except PapermillExecutionError as error:
     print(error.ename, error.evalue)
 """
@@ -316,10 +316,10 @@ def done_notebooks(folder, python):
     shutil.copy(REFERENCE, folder / 'models.py')
     run([python, '-c', TINY + """
 for name, attention in (('train_rnn', False), ('train_attention', True)):
-    run_notebook(f'{name}.ipynb', pictures=few, cfg=dict(sizes, attention=attention), show=False)
+    run_notebook(f'{name}.ipynb', pictures=few, cfg=dict(sizes, attention=attention))
 for name in ('test', 'caption'):
-    run_notebook(f'{name}.ipynb', show=False)
-run_notebook('compare.ipynb', pictures=few, cfg=sizes, shown=[0], output_folder='runs/compare', show=False)
+    run_notebook(f'{name}.ipynb')
+run_notebook('compare.ipynb', pictures=few, cfg=sizes, shown=[0], output_folder='runs/compare')
 """], folder)
 
 

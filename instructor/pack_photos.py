@@ -8,16 +8,39 @@ second. Between the weights before and after a further training lie better ones 
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from instructor.assemble import ROOT, assemble
 
 PHOTOS = ROOT / 'weights' / 'photos.safetensors'
 SETTINGS = dict(data_folder='data/flickr8k_both', output_folder='runs/photos', start_from=None, checkpoint=None,
                 device=None, fine_tune_encoder=False)
+
+
+def pack(state, path):
+    """Write the model of a checkpoint, as ``lab/train/box.py`` reads it.
+
+    :param state: of ``checkpoints.read_checkpoint``; an encoder that was not fine-tuned is kept by name
+    :param path: ends in .safetensors
+    """
+    from lab.train.box import PARTS, VALUES
+    from utils import atomic_path
+
+    tensors = {}
+    for part in PARTS:
+        for name, weight in (state[part] or {}).items():
+            if weight.dim() >= 2:
+                scale = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True).clamp(min=1e-12) / 127
+                tensors[f'{part}.{name}.scale'], weight = scale, (weight / scale).round().to(torch.int8)
+            tensors[f'{part}.{name}'] = weight.contiguous()
+    values = {name: json.dumps(state[name], ensure_ascii=False) for name in VALUES}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, values)
 
 
 def main():
@@ -29,7 +52,6 @@ def main():
     sys.path.insert(0, str(assemble(ROOT / 'instructor' / 'models.py', ROOT / 'build' / 'reference')))
     from lab.app import PHOTO_SEARCH
     from lab.decode.evaluate import evaluate
-    from lab.train.box import pack
     from lab.train.checkpoints import load_model, read_checkpoint
 
     state, other = map(read_checkpoint, arguments.checkpoints)

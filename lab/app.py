@@ -21,7 +21,7 @@ from IPython.display import Javascript, display
 from ipywidgets import HTML, Box, Checkbox, FileUpload, HBox, IntSlider, Layout, Play, VBox, jslink
 from PIL import Image
 
-from lab.data.images import ImageFileError, open_image, squash
+from lab.data.images import open_image, squash
 from lab.decode.beam_search import beam_search
 from lab.decode.evaluate import caption_image
 from lab.decode.rules import length_normalised, no_repeat_ngram
@@ -47,7 +47,7 @@ def describe(content, models, beam_size=3, file='this file'):
     :param file: what a message calls it
     :return: the picture, upright, (H, W, 3) uint8, no side longer than SHOWN; and a dict name -> what
         ``evaluate.caption_image`` returns: caption, score, finished, alphas, image
-    :raises images.ImageFileError: the file is not a readable picture
+    :raises ValueError: the file is not a readable picture
     """
     picture = open_image(content, file)
     pixels = torch.from_numpy(squash(picture))
@@ -135,7 +135,7 @@ def form(models, largest=LARGEST):
             spoken = [SpokenCaption(heading(key, models[key]), pixels, captioned)
                       for key, captioned in found.items()]
         except Exception as error:  # raised in a form, nobody would see it
-            message.value = as_text(error if isinstance(error, ImageFileError) else f'{type(error).__name__}: {error}')
+            message.value = as_text(error if isinstance(error, ValueError) else f'{type(error).__name__}: {error}')
             return
         message.value, picture.value, columns.children = '', figure_html(pixels, name, 240), spoken
         number.max = play.max = max((len(column.words) for column in columns.children), default=0)
@@ -174,19 +174,13 @@ def with_photos(models):
         return models
 
 
-def trained(run_folder):
-    """:return: names of the decoders that have a checkpoint in a run folder"""
-    run_folder = Path(run_folder).expanduser()
-    return [name for name in read_histories(run_folder) if (run_folder / f'BEST_checkpoint_{name}.pth.tar').exists()]
-
-
 def main():
     parser = argparse.ArgumentParser(description='A page that captions pictures of your own.')
     parser.add_argument('run_folder', nargs='?', default='runs/shapes', help='output_folder of the training')
     parser.add_argument('--port', type=int, default=8866)
     parser.add_argument('--no-browser', action='store_true', help='open no browser window')
     arguments = parser.parse_args()
-    names = trained(arguments.run_folder)
+    names = list(read_histories(arguments.run_folder))
     if not with_photos(load_models(arguments.run_folder, names)):  # errors come here, not in the browser
         sys.exit(f'there is no trained model in {arguments.run_folder} either: run train_rnn.ipynb or '
                  'train_attention.ipynb first')

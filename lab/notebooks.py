@@ -2,7 +2,6 @@
 ``python -m lab.notebooks train_rnn.ipynb``.
 """
 
-import argparse
 import logging
 import os
 import re
@@ -16,12 +15,11 @@ from traitlets.config import Config
 logging.getLogger('papermill').setLevel(logging.ERROR)  # it warns of each line of a settings cell with a comment
 
 
-def run_notebook(path, output_path=None, show=True, **parameters):
+def run_notebook(path, output_path=None, **parameters):
     """Run a notebook in its own folder.
 
     :param path: the notebook; it must have a settings cell tagged ``parameters`` if there are any
     :param output_path: where to keep it with its outputs, possibly ``path`` itself; None keeps it nowhere
-    :param show: let what the cells print appear in this process's output as it comes
     :param parameters: values for names in the settings cell
     :return: the executed notebook, an nbformat node
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
@@ -30,10 +28,9 @@ def run_notebook(path, output_path=None, show=True, **parameters):
     # The kernel's own log warns of its local connection. It and tornado may call papermill's way to end it an error.
     quiet = ['--log-level=CRITICAL', '--Application.logging_config={"loggers": {"tornado": {"level": "CRITICAL"}}}']
     config = Config(NotebookClient=dict(extra_arguments=quiet))
-    streams = dict(stdout_file=sys.stdout, stderr_file=sys.stderr) if show else {}
     return papermill.execute_notebook(str(path), str(output_path) if output_path else None, parameters,
                                       cwd=str(path.parent), kernel_name='python3', progress_bar=False, config=config,
-                                      **streams)
+                                      stdout_file=sys.stdout, stderr_file=sys.stderr)
 
 
 def check_todos(*todos):
@@ -58,8 +55,5 @@ def check_todos(*todos):
 
 
 if __name__ == '__main__':
-    parser = argparse.ArgumentParser(prog='python -m lab.notebooks',
-                                     description='Run notebooks from top to bottom; they keep their outputs.')
-    parser.add_argument('notebooks', nargs='+')
-    for name in parser.parse_args().notebooks:
+    for name in sys.argv[1:]:
         run_notebook(name, name)

@@ -38,11 +38,7 @@ def set_up():
 
 
 def install(place):
-    """Install what pyproject.toml asks for; pip leaves alone what is there.
-
-    :param place: of :func:`service`
-    :raises RuntimeError: pip failed
-    """
+    """Install what pyproject.toml asks for; pip leaves alone what is there."""
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
     wanted = project['dependencies'] + project['optional-dependencies']['photos']
     print(f'{place}: installing what is missing')

@@ -20,13 +20,10 @@ DATE_LENGTH = len('September 23, 2024')
 # --- Tasks ---
 
 
-def shifted(text):
-    """Each letter replaced by the next one of the alphabet, z by a."""
-    letters = string.ascii_lowercase
-    return text.translate(str.maketrans(letters, letters[1:] + letters[0]))
-
-
-STRING_TASKS = {'reverse': lambda text: text[::-1], 'copy': lambda text: text, 'shift': shifted}
+LETTERS = string.ascii_lowercase
+NEXT = str.maketrans(LETTERS, LETTERS[1:] + LETTERS[0])  # of each letter the one behind it, of z a
+STRING_TASKS = {'reverse': lambda text: text[::-1], 'copy': lambda text: text,
+                'shift': lambda text: text.translate(NEXT)}
 
 
 def pairs(task, n, length, rng):
@@ -53,11 +50,6 @@ def pairs(task, n, length, rng):
 def to_tensor(texts):
     """Texts of the same length as numbers, (length, len(texts))."""
     return torch.tensor([[NUMBER[letter] for letter in text] for text in texts]).T
-
-
-def to_text(numbers):
-    """One column of numbers as text, up to the first END."""
-    return ''.join(ALPHABET[number] for number in numbers.tolist()).split(END)[0]
 
 
 def batch(task, n, length, rng):
@@ -122,7 +114,7 @@ def accuracy(encoder, decoder, task, length):
 def answer(encoder, decoder, question, steps):
     """:return: the answer to one question; attention weights (letters written, letters read), None without attention"""
     log_probabilities, weights = decode(encoder, decoder, to_tensor([question]), steps)
-    written = to_text(log_probabilities.argmax(dim=2)[:, 0])
+    written = ''.join(ALPHABET[number] for number in log_probabilities.argmax(dim=2)[:, 0]).split(END)[0]
     if weights[0] is None:
         return written, None
     return written, torch.stack(weights)[:len(written), :, 0]

@@ -17,11 +17,11 @@ from papermill.exceptions import PapermillExecutionError
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from lab.labels import LABELS  # noqa: E402  the folder above has to be on the path first
-from lab.notebooks import run_notebook  # noqa: E402
+from lab.notebooks import run_notebook  # noqa: E402  the folder above has to be on the path first
 from utils import atomic_path  # noqa: E402
 
 YOUR_TEXT, YOUR_NAME = '*Your text*', '*Name, student number, date*'  # placeholders of the notebook
+CHINESE_LAB = (HERE.parent / 'lab' / 'labels.py').exists()
 GUIDE = 'guide'  # tag of the cells that stay out of the page
 PAGE = """<!DOCTYPE html>
 <html lang="{language}">
@@ -72,7 +72,7 @@ def write_page(notebook, path):
     title = re.search(r'<h1\b[^>]*>(.*?)</h1>', body, re.DOTALL)
     style = (HERE / 'page.css').read_text(encoding='utf-8')
     with atomic_path(path) as temporary:
-        temporary.write_text(PAGE.format(language='zh-CN' if LABELS.exists() else 'en', style=style, body=body,
+        temporary.write_text(PAGE.format(language='zh-CN' if CHINESE_LAB else 'en', style=style, body=body,
                                          title=title[1] if title else 'Lab report'), encoding='utf-8')
 
 

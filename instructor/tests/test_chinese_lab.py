@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 from PIL import Image
 
@@ -81,3 +83,20 @@ def test_the_pages_figures_come_from_trained_models(lab, of_training, monkeypatc
     for path in drawn.values():
         with Image.open(path) as figure:
             assert min(figure.size) > 200 and figure.convert('L').getextrema()[0] < 128  # something is drawn
+
+
+def test_labels_of_figures(tmp_path, monkeypatch):
+    """Words of captions stay, and whatever has no label there, such as one of your own."""
+    with matplotlib.rc_context():
+        from instructor.zh import labels
+    known = {'beam size': 'k', '{word}\np {}, peak {}': '{word}\nP {}; {}', 'people': 'P', 'plain LSTM': 'L'}
+    monkeypatch.setattr(labels, 'IN_CHINESE', {labels.pattern_of(english): other for english, other in known.items()})
+    figure, axes = plt.subplots()
+    axes.set(title='two people\np 0.5, peak 3%', xlabel='beam\nsize', ylabel='my beam size')
+    axes.set_xticks([0, 1], ['people', 'dogs'])
+    axes.barh(['plain LSTM', 'mine'], [1, 1])
+    labels.draw_in_chinese(figure)
+    figure.savefig(tmp_path / 'figure.png')
+    assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['two people\nP 0.5; 3%', 'k', 'my beam size']
+    assert [text.get_text() for text in axes.get_xticklabels()] == ['people', 'dogs']
+    assert [text.get_text() for text in axes.get_yticklabels()] == ['L', 'mine']

@@ -16,7 +16,7 @@ NOTES = sorted((ROOT / 'notes').glob('*.ipynb'))
 @pytest.mark.slow
 def test_with_attention_even_a_short_training_learns_the_dates(tmp_path):
     lab = assemble(ROOT / 'models.py', tmp_path / 'lab')
-    notebook = run_notebook(lab / 'notes/3_attention.ipynb', show=False, steps=20, date_steps=350)
+    notebook = run_notebook(lab / 'notes/3_attention.ipynb', steps=20, date_steps=350)
     printed = ''.join(output['text'] for cell in notebook.cells for output in cell.get('outputs', [])
                       if output.output_type == 'stream')
     assert int(re.search(r'whole dates right: (\d+)%', printed)[1]) > 60

@@ -233,18 +233,15 @@ def main(arguments=None):
         with FileLock(folder / '.lock', mode=0o666):
             download(options.name, folder)
     except (OSError, ValueError) as error:
-        print(f'error: {error}', file=sys.stderr)
-        return 1
+        sys.exit(f'error: {error}')
     except KeyboardInterrupt:
-        print('stopped; the same command goes on from here', file=sys.stderr)
-        return 1
+        sys.exit('stopped; the same command goes on from here')
     jsons = f'"{folder / f"dataset_{name}.json"}"'
     if options.name == 'flickr8k-cn':
         jsons = f'en={jsons} zh="{folder / "dataset_flickr8k_zh.json"}" --tokenizer zh=rjieba'
     print(f'\nNext:\n  python create_input_files.py --dataset {name} --karpathy-json-path {jsons} '
           f'--image-folder "{folder / "images"}" --output-folder data/{options.name}')
-    return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()

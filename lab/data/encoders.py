@@ -73,11 +73,8 @@ def shapes_cnn():
 
 
 def load_backbone(encoder, weights='DEFAULT'):
-    """Build a backbone by name.
+    """The backbone of a ``models.Encoder``, whose parameters these are.
 
-    :param encoder: 'efficientnet_lite0' to 2, 'shapes_cnn', a torchvision model's name, or an ``nn.Module``
-    :param weights: 'DEFAULT' for the trained weights, None for random ones, or a file with a state dict
-    :return: :class:`Backbone`
     :raises ValueError: unknown name, weights that cannot be had, or no grid
     """
     if isinstance(encoder, nn.Module):
@@ -106,11 +103,9 @@ def _torchvision(name, weights):
     try:
         return torchvision.models.get_model(name, weights=best)
     except Exception as error:
-        cached = Path(torch.hub.get_dir(), 'checkpoints', best.url.rpartition('/')[2])
         raise ValueError(
-            f'the ImageNet weights of {name!r} could not be loaded ({error}): '
-            + (f'{cached} is damaged, delete it' if cached.exists() else 'connect to the internet once')
-            + ', or name a file with them in encoder_weights, or set encoder_weights=None for random ones') from error
+            f'the ImageNet weights of {name!r} could not be loaded ({error}): connect to the internet once, or name a '
+            'file with them in encoder_weights, or set encoder_weights=None for random ones') from error
 
 
 def _as_stages(model):

@@ -16,10 +16,6 @@ HEIC = {b'ftyp' + brand for brand in (b'heic', b'heix', b'hevc', b'mif1', b'msf1
 warnings.filterwarnings('ignore', module=r'PIL\.')
 
 
-class ImageFileError(ValueError):
-    """A file that is no readable picture; the message names it."""
-
-
 def to_rgb(image):
     """Convert a PIL image of any mode to RGB; what is transparent becomes white."""
     if image.mode in ('I', 'F') or image.mode.startswith('I;16'):  # PIL itself would clip these at 255
@@ -41,7 +37,7 @@ def open_image(content, name):
     :param content: the file's bytes, of any format and colour mode that PIL reads
     :param name: what a message calls the file
     :return: a PIL image, RGB
-    :raises ImageFileError: the file is truncated, too large or no image
+    :raises ValueError: the file is truncated, too large or no image
     """
     try:
         with Image.open(BytesIO(content)) as image:
@@ -52,18 +48,16 @@ def open_image(content, name):
             with suppress(Exception):  # broken EXIF: the pixels are fine, leave them unturned
                 ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
-    except MemoryError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise ImageFileError(f'{name}: this image has too many pixels to be a photo ({error})') from error
     except UnidentifiedImageError as error:
         reason = 'it is no picture, or of a kind that is not known here: save it as JPEG or PNG'
         if content[4:12] in HEIC:
             reason = 'it is a HEIC photo, as iPhones take them: open it on the phone or computer and export it as JPEG'
-        raise ImageFileError(f'{name}: this image cannot be decoded: {reason}') from error
+        raise ValueError(f'{name}: this image cannot be decoded: {reason}') from error
+    except MemoryError:
+        raise
     except Exception as error:  # damaged files make PIL raise nearly anything
-        raise ImageFileError(f'{name}: this image cannot be decoded, is it truncated? '
-                             f'({str(error) or type(error).__name__})') from error
+        raise ValueError(f'{name}: this image cannot be decoded, is it truncated? '
+                         f'({str(error) or type(error).__name__})') from error
 
 
 def squash(image):
@@ -76,13 +70,7 @@ def squash(image):
 
 
 def load_image(path):
-    """Decode an image file (first frame), turn it upright and squash it to a square.
-
-    :param path: any format and colour mode that PIL reads
-    :return: (3, SIDE, SIDE) uint8, RGB
-    :raises OSError: the file is missing
-    :raises ImageFileError: the file is truncated, too large or no image
-    """
+    """A file as :func:`open_image` and :func:`squash` give it."""
     return squash(open_image(Path(path).expanduser().read_bytes(), path))
 
 

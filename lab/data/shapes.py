@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw
 from skimage.color import lab2rgb, rgb2lab
 from tqdm import tqdm
 
-from lab.data.boxes import pointing_game
 from utils import atomic_path, write_json
 
 SIZE = 256  # side of a picture, in pixels
@@ -394,17 +393,24 @@ def named_objects(tokens):
     return counter
 
 
-def attention_per_word(captions):
-    """How much attention a decoder with a visual sentinel pays to the picture for each word.
+def points_at(alpha, kind, objects):
+    """Whether the attention for a word peaks at what the word names.
 
-    :param captions: list of dicts of ``evaluate.caption_split``: ``caption``, ``alphas`` (words, h, w)
-    :return: dict word -> list of 1 - beta (the sum of its alphas)
+    :param alpha: (h, w) attention weights of the word; array or CPU tensor
+    :param kind: what it names
+    :param objects: list of (kind, box)
+    :return: whether the centre of the cell with the greatest weight (the first, on ties) lies in the box of such an
+        object; and the fraction of all cells whose centre does. Where the picture has no such object: False, and the
+        mean over all boxes, so that a wrong caption does not make the comparison easier
     """
-    attention = {}
-    for c in captions:
-        for word, alpha in zip(c["caption"], c["alphas"], strict=True):
-            attention.setdefault(word, []).append(float(np.asarray(alpha).sum()))
-    return attention
+    alpha = np.asarray(alpha)
+    y, x = ((np.arange(cells) + 0.5) / cells * SIZE for cells in alpha.shape)
+    inside = [np.outer((y0 <= y) & (y < y1), (x0 <= x) & (x < x1)) for _, (x0, y0, x1, y1) in objects]
+    mine = [cells for cells, (other, _) in zip(inside, objects, strict=True) if other == kind]
+    if not mine:
+        return False, float(np.mean(inside or 0))
+    cells = np.any(mine, axis=0)
+    return bool(cells.flat[alpha.argmax()]), float(cells.mean())
 
 
 VISUAL_WORDS = {*COLORS, *SHAPE_OF_WORD}  # what is seen; the others could be guessed from the words before
@@ -414,8 +420,7 @@ def judge_captions(captions, json_path):
     """Check the captions of a whole split against what was drawn.
 
     A caption is right if it names exactly the objects of the scene: no more, no fewer, each in its colour. The
-    attention of a shape word is a hit if it peaks in the box of an object of the colour and shape that the word names,
-    see ``boxes.pointing_game``.
+    attention of a shape word is a hit if it peaks in the box of an object that the word names, see :func:`points_at`.
 
     :param captions: list of dicts of ``evaluate.caption_split``: ``name``, ``caption``, ``alphas`` (or None)
     :param json_path: the data set's JSON file
@@ -435,10 +440,9 @@ def judge_captions(captions, json_path):
         boxes = boxes_of[c["name"]]
         if named_objects(c["caption"]) != Counter(kind for kind, _ in boxes):
             wrong.append(i)
-        if c["alphas"] is not None and c["caption"]:
-            named = [(position, (color, shape)) for position, _, color, shape in shape_words(c["caption"])]
-            for position, hit, chance in pointing_game(named, c["alphas"], boxes, (SIZE, SIZE)):
-                words.setdefault(c["caption"][position], []).append((hit, chance))
+        for position, _, color, shape in shape_words(c["caption"]) if c["alphas"] is not None else ():
+            found = points_at(c["alphas"][position], (color, shape), boxes)
+            words.setdefault(c["caption"][position], []).append(found)
     pairs = [pair for of_word in words.values() for pair in of_word]
     pointing, chance = np.mean(pairs, axis=0).tolist() if pairs else (None, None)
     return {"images": len(captions), "named": 1 - len(wrong) / max(len(captions), 1), "wrong": wrong,

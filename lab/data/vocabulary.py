@@ -5,6 +5,7 @@ from pathlib import Path
 
 from utils import read_json
 
+RUN_AGAIN = 'run create_input_files, or correct data_folder and data_name'
 PAD, UNK, START, END = SPECIAL_TOKENS = ('<pad>', '<unk>', '<start>', '<end>')
 
 
@@ -50,13 +51,5 @@ def encode_caption(caption, word_map, max_len):
 
 
 def load_word_map(data_folder, data_name):
-    """
-    :return: dict word -> index of the data set's vocabulary
-    :raises FileNotFoundError: no such file
-    :raises ValueError: a file that is cut
-    """
-    path = Path(data_folder).expanduser() / f'WORDMAP_{data_name}.json'
-    if not path.exists():
-        raise FileNotFoundError(f'{path} is not there: run create_input_files first, or correct '
-                                'data_folder and data_name')
-    return read_json(path, 'delete it and run create_input_files again')
+    """:return: dict word -> index of the data set's vocabulary"""
+    return read_json(Path(data_folder, f'WORDMAP_{data_name}.json'), RUN_AGAIN)

@@ -12,30 +12,27 @@ from datasets import CaptionDataset
 from lab.data.images import load_image
 from lab.decode.beam_search import beam_search
 from lab.decode.metrics import scores_of
-from lab.train.batches import loader, pictures_of
+from lab.train.batches import loader
 from lab.train.checkpoints import file_digest
 from lab.train.devices import progress_bar
 from lab.train.features import caption_dataset
 from utils import best_epoch, evaluating, write_json
 
 
-def caption_split(model, split='TEST', beam_size=3, search=beam_search, **options):
+def caption_split(model, split='TEST', beam_size=3, search=beam_search, batch_size=32, max_len=50, dataset=None):
     """Caption each image of a split once.
 
     :param model: ``model.CaptionModel``, see ``checkpoints.load_model``
     :param split: 'TEST' or 'VAL'
     :param beam_size: captions kept per image during search; 1 is greedy decoding
     :param search: ``beam_search``, or a function of your own in its place, of the same parameters
-    :param options: batch_size (images searched at once) and max_len
+    :param batch_size: images searched at once; ``max_len``: longest caption in words
+    :param dataset: of ``features.caption_dataset``, if it is there already
     :return: per image a dict: name, caption (list of words), score (log-probability), finished, references,
         probabilities (of each word), alphas (len(caption), h, w) or None
     """
-    return _captions(model, caption_dataset(model, split), beam_size, search, **options)
-
-
-def _captions(model, dataset, beam_size, search, batch_size=32, max_len=50):
-    """:func:`caption_split` of a ``CaptionDataset``."""
-    images, found = loader(dataset, pictures_of(dataset)[:, :1], batch_size), []
+    dataset = dataset or caption_dataset(model, split)
+    images, found = loader(dataset, torch.arange(0, len(dataset), dataset.cpi), batch_size), []
     for batch in progress_bar(images, unit='batch', desc=f'{model.name}, beam {beam_size}'):
         found += _search(model, batch.images, beam_size, search, max_len)[0]
     return [{'name': name, **caption, 'references': references}
@@ -73,7 +70,7 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, search=bea
     searches, scores = [], []
     for beam_size in beam_sizes:
         start = time.perf_counter()
-        searches.append(_captions(model, dataset, beam_size, search, **options))
+        searches.append(caption_split(model, split, beam_size, search, dataset=dataset, **options))
         seconds, words = time.perf_counter() - start, [c['caption'] for c in searches[-1]]
         scores.append({'beam_size': beam_size, 'seconds': seconds, **scores_of(dataset.references, words),
                        'words': fmean(map(len, words))})
@@ -102,7 +99,7 @@ def find_picture(model, picture):
     :return: its name for files of results, and uint8 pixels (3, 256, 256). The name is 'test0' for a number; for a file
         its own with six digits of its SHA-256, 'dog-3fa2b1': two files may be called dog.jpg
     :raises IndexError: the split has no such number
-    :raises images.ImageFileError: the file is not a readable picture
+    :raises ValueError: the file is not a readable picture
     """
     if isinstance(picture, (str, os.PathLike)):
         path = Path(picture).expanduser()
@@ -121,7 +118,7 @@ def caption_image(model, image, beam_size=3, max_len=50, search=beam_search):
     :return: dict: caption (list of words), score (log-probability), finished, probabilities (of each word),
         alphas (len(caption), h, w) or None, gate (see :func:`gate_per_word`), image (3, 256, 256) uint8, the
         encoder's input
-    :raises images.ImageFileError: the file is not a readable picture
+    :raises ValueError: the file is not a readable picture
     """
     pixels = image if torch.is_tensor(image) else torch.from_numpy(load_image(image))
     (found,), encoder_out = _search(model, pixels.unsqueeze(0), beam_size, search, max_len)

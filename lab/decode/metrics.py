@@ -5,12 +5,10 @@ import re
 from collections import Counter
 from statistics import fmean, median
 
-from lab.decode.cider import cider_d, ngrams
+from lab.decode.cider import ORDERS, cider_d, ngrams
 from utils import sentence
 
-ORDERS = (1, 2, 3, 4)
 TINY, SMALL = 1e-15, 1e-9  # added above and below, as in pycocoevalcap: a score without a right n-gram is nearly 0
-EPSILON = 0.1  # counts as right where no n-gram is, Chen and Cherry 2014, method 1
 
 
 def count_matches(references, caption):
@@ -117,19 +115,19 @@ def same_caption(captions):
 
 
 def caption_bleu(references, caption):
-    """BLEU-4 of one caption by itself: smoothed, since it often shares no 4-gram with its references, and over those
-    orders that it has, so that a right caption of three words has 1.
+    """BLEU-4 of one caption by itself.
+
+    It is smoothed (Chen and Cherry 2014, method 1), since a caption often shares no 4-gram with its references, and is
+    over those orders that the caption has, so that a right one of three words has 1.
 
     :param references: list of reference captions, each a list of words
     :param caption: list of words
     :return: score, 0 to 1, and the reference that comes closest to the caption by that score
     """
+    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu  # here, as it takes seconds to load
+
     def score(those):
-        right, total, length, closest = count_matches(those, caption)
-        if not length:
-            return 0.0
-        precisions = [(r or EPSILON) / t for r, t in zip(right, total, strict=True) if t]
-        return brevity_penalty(length, closest) * math.prod(precisions) ** (1 / len(precisions))
+        return sentence_bleu(those, caption, smoothing_function=SmoothingFunction().method1, auto_reweigh=True)
     return score(references), max(references, key=lambda reference: score([reference]))
 
 

@@ -19,12 +19,8 @@ def overlay(image, alpha, highest=None):
     :param alpha: (h, w) attention weights
     :param highest: the weight that is yellow; 0 is violet. None: the greatest weight of this map, and its least
     :return: (H, W, 3) uint8
-    :raises ValueError: weights that are NaN or infinite
     """
     alpha = np.asarray(alpha, dtype=float)
-    if not np.isfinite(alpha).all():
-        raise ValueError('the attention weights hold NaN or infinity and cannot be drawn: the attention divides by '
-                         'zero, or the training diverged')
     cell = np.divide(image.shape[:2], alpha.shape)  # in pixels
     smooth = gaussian(resize(alpha, image.shape[:2], order=1, mode='edge'), cell / 4)
     smooth *= alpha.max() / max(smooth.max(), 1e-12)  # the peak stays as high
@@ -49,7 +45,6 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :param probabilities: (len(words),), or None
     :param gate: (len(words),) beta, its mean over the channels, or None
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
-    :raises ValueError: weights that are NaN or infinite
     """
     rows = -(-(len(words) + 1) // 5)  # of at most five maps, no row much shorter than another
     columns, alphas = -(-(len(words) + 1) // rows), np.asarray(alphas)
@@ -96,14 +91,18 @@ def visual_grounding(alphas, sentinel=False):
     return grounding if sentinel or (grounding < 1 - 1e-3).any() else None
 
 
-def plot_visual_grounding(per_word, visual, at_least=10):
+def plot_visual_grounding(captions, visual, at_least=10):
     """Mean 1 - beta of each word (Lu et al. 2017, fig. 6), visual words in one colour and all others in another.
     The legend gives the mean over all words of each kind.
 
-    :param per_word: dict word -> list of 1 - beta, see ``shapes.attention_per_word``
+    :param captions: list of dicts of ``evaluate.caption_split``, of a decoder with a visual sentinel
     :param visual: the names of things and of colours
     :param at_least: words that occur less often are left out, unless all words do
     """
+    per_word = {}
+    for c in captions:
+        for word, alpha in zip(c['caption'], c['alphas'], strict=True):
+            per_word.setdefault(word, []).append(float(alpha.sum()))
     figure, axes, means = places_for_words(per_word, at_least)
     for part, color, name in ((True, COLORS[0], 'shapes and colours'), (False, COLORS[1], 'other words')):
         chosen = [(i, mean) for i, (word, (mean,)) in enumerate(means.items()) if (word in visual) == part]
@@ -119,7 +118,7 @@ def plot_pointing(per_word, at_least=5):
     """How often the attention of a word peaks in the box of what the word names, and how often it would by chance. The
     legend gives both for all words together.
 
-    :param per_word: dict word -> list of (hit, chance), see ``boxes.pointing_game``
+    :param per_word: dict word -> list of (hit, chance), see ``shapes.points_at``
     :param at_least: words that occur less often are left out, unless all words do
     """
     figure, axes, means = places_for_words(per_word, at_least)

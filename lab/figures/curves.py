@@ -95,14 +95,12 @@ def plot_bleu(results):
         for result in results:
             beams = [row['beam_size'] for row in result['scores']]
             axes.plot(beams, [row[key] for row in result['scores']], **styles[result['model']])
-        axes.set(title=key, xlabel='beam size', xticks=tested)
+        for words in {result['reference_words'] for result in results} if key == 'words' else ():  # one a language
+            axes.axhline(words, color='0.4', linestyle=':')
+        axes.set(title='words per caption' if key == 'words' else key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
-    for words in {result['reference_words'] for result in results}:  # one for each language
-        axes.axhline(words, color='0.4', linestyle=':')
-    for axes, key in zip(panels, [*scores, 'words'], strict=True):
         # from 0, and all BLEU alike: a zoom makes a difference of 0.01 look like a victory
         axes.set_ylim(0, 1 if key.startswith('BLEU') else 1.1 * axes.get_ylim()[1])
-    axes.set(title='words per caption')
     legend.legend(axes.lines, [*names, 'references'], loc='center').set_in_layout(False)
     return figure
 

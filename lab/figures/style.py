@@ -6,8 +6,13 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from lab.labels import CHINESE, translated
+from lab.fonts import CHINESE
 from utils import atomic_path
+
+try:
+    from lab.labels import translated  # only the Chinese lab has it
+except ModuleNotFoundError:
+    translated = str
 
 WIDTH = 7.0  # inches: the text's width on A4, so that letters of 8 points are 8 points on paper
 # Okabe and Ito 2008, "Color Universal Design": colour-blind people tell them apart. Their yellow is left out, which is

@@ -29,13 +29,10 @@ class DecoderWithCell(Decoder):
 
     def __init__(self, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5, cell='GRU'):
         super().__init__()
-        cells = dict(RNN=nn.RNNCell, GRU=nn.GRUCell, LSTM=nn.LSTMCell)
-        if cell not in cells:
-            raise ValueError(f"cell is {cell!r}; it must be one of {', '.join(map(repr, cells))}")
         self.embedding = nn.Embedding(vocab_size, embed_dim)
         self.init = nn.Linear(encoder_dim, embed_dim)
         self.bn = nn.BatchNorm1d(embed_dim)
-        self.decode_step = cells[cell](embed_dim, decoder_dim)
+        self.decode_step = getattr(nn, f'{cell}Cell')(embed_dim, decoder_dim)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(decoder_dim, vocab_size)
         init_word_layers(self)

@@ -76,10 +76,7 @@ class JointEncoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)
 
     def forward(self, images):
-        """
-        :param images: (batch_size, 3, H, W), uint8 pixels
-        :return: (batch_size, h, w, encoder_dim)
-        """
+        """(batch_size, 3, H, W) uint8 pixels to (batch_size, h, w, encoder_dim)"""
         return torch.cat([encoder(images) for encoder in self.encoders], dim=-1)
 
 
@@ -99,12 +96,9 @@ def load_ensemble(paths, device=None):
             raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
     keys = [(encoder_digest(model.encoder), model.encoder.encoded_image_size) for model in models]
     encoders = dict(zip(keys, (model.encoder for model in models), strict=True))  # equal ones once
-    encoder, channels = first.encoder, None
-    if len(encoders) > 1:
-        encoder = JointEncoder(encoders.values()).eval()
-        ends = itertools.accumulate(each.encoder_dim for each in encoders.values())
-        own = {key: slice(end - encoders[key].encoder_dim, end) for key, end in zip(encoders, ends, strict=True)}
-        channels = [own[key] for key in keys]
+    encoder = JointEncoder(encoders.values()).eval() if len(encoders) > 1 else first.encoder
+    ends = dict(zip(encoders, itertools.accumulate(each.encoder_dim for each in encoders.values()), strict=True))
+    channels = [slice(ends[key] - encoders[key].encoder_dim, ends[key]) for key in keys]
     decoder = Ensemble([model.decoder for model in models], channels).eval()
     settings = {**first.settings, 'decoder': 'lab.more.ensembles.Ensemble',
                 'cache_features': first.settings['cache_features'] and len(encoders) == 1}

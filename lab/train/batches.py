@@ -8,71 +8,45 @@ from torch.utils.data import DataLoader
 
 
 class Batch(NamedTuple):
-    """Captions and their pictures, as ``model.CaptionModel`` takes them.
-
-    :ivar images: (m, 3, 256, 256) uint8, or (m, h, w, encoder_dim) features in half precision
-    :ivar image_of: (n,) long; caption i is of ``images[image_of[i]]``
-    :ivar captions: (n, longest) long, cut after the longest caption of the batch
-    :ivar caplens: (n,) long, <start> and <end> counted
-    :ivar numbers: (n,) long, of the captions in the data set
-    """
-
-    images: torch.Tensor
-    image_of: torch.Tensor
-    captions: torch.Tensor
-    caplens: torch.Tensor
-    numbers: torch.Tensor
+    """Captions and their pictures, as ``model.CaptionModel`` takes them."""
+    images: torch.Tensor    # (m, 3, 256, 256) uint8, or (m, h, w, encoder_dim) features in half precision
+    image_of: torch.Tensor  # (n,) long; caption i is of images[image_of[i]]
+    captions: torch.Tensor  # (n, longest) long, cut after the longest caption of the batch
+    caplens: torch.Tensor   # (n,) long, <start> and <end> counted
+    numbers: torch.Tensor   # (n,) long, of the captions in the data set
 
 
 def collate(dataset, numbers, mirrored=False):
-    """
-    :param dataset: ``datasets.CaptionDataset``
-    :param numbers: (n,) long, of captions
-    :param mirrored: see ``CaptionDataset.images``
-    :return: :class:`Batch`
-    """
+    """The :class:`Batch` of the captions ``numbers`` (n,); ``mirrored`` as of ``CaptionDataset.images``."""
     pictures, image_of = (numbers // dataset.cpi).unique(return_inverse=True)
     caplens = dataset.caplens[numbers].flatten()
     captions = dataset.captions[numbers, :int(caplens.max())]
     return Batch(dataset.images(pictures, mirrored), image_of, captions, caplens, numbers)
 
 
-def captions_of(dataset):
-    """Each caption by itself: (captions, 1)."""
-    return torch.arange(len(dataset)).unsqueeze(1)
-
-
-def pictures_of(dataset):
-    """The captions of each picture: (pictures, captions_per_image)."""
-    return torch.arange(len(dataset)).view(-1, dataset.cpi)
-
-
 def loader(dataset, numbers, batch_size, mirrored=False):
     """A ``DataLoader`` of :class:`Batch`, in this order.
 
-    :param dataset: ``datasets.CaptionDataset``
-    :param numbers: (units, k) long, the captions of each unit: of :func:`captions_of` or :func:`pictures_of`
+    :param numbers: (units,) long, of captions; or (units, k): k captions that stay together
     :param batch_size: units in a batch, rounded down to a multiple of the number of processes, if there are several
-    :param mirrored: see ``CaptionDataset.images``
     """
     processes = PartialState().num_processes
     batch_size = max(batch_size // processes, 1) * processes
     # a loader takes a seed for workers, which it does not have, from torch's generator: from one of its own
-    return DataLoader(numbers, batch_size, collate_fn=lambda units: collate(dataset, torch.cat(units), mirrored),
-                      generator=torch.Generator(), pin_memory=torch.cuda.is_available())
+    return DataLoader(numbers, batch_size, generator=torch.Generator(), pin_memory=torch.cuda.is_available(),
+                      collate_fn=lambda units: collate(dataset, torch.stack(units).flatten(), mirrored))
 
 
 def training_loader(dataset, cfg, epoch):
-    """The batches of an epoch. Their order depends on seed and epoch alone, so a resumed training sees the same.
+    """The batches of an epoch, from 1 on. Their order depends on seed and epoch alone, so a resumed training sees the
+    same.
 
     Where pictures go through the encoder, and in self-critical training, all captions of a picture are in one batch,
     ``batch_size`` rounded to whole pictures. With ``accumulate`` a batch is a part of a step. With ``flip`` every other
     epoch sees mirror images.
-
-    :param epoch: from 1 on
     """
     by_picture = not dataset.features or cfg['self_critical']
-    numbers = pictures_of(dataset) if by_picture else captions_of(dataset)
+    numbers = torch.arange(len(dataset)).view(-1, dataset.cpi if by_picture else 1)
     generator = torch.Generator().manual_seed(cfg['seed'] * 100_003 + epoch)
     numbers = numbers[torch.randperm(len(numbers), generator=generator)]
     size = max(round(cfg['batch_size'] / numbers.shape[1] / cfg['accumulate']), 1)
@@ -82,11 +56,8 @@ def training_loader(dataset, cfg, epoch):
 
 
 def weights_of(dataset, loader, accumulate):
-    """The weight of each batch's loss, by its number of words: a step is the mean of ``accumulate`` weighted losses.
-
-    :param loader: of :func:`training_loader`, for this data set
-    :return: list of floats, 1 on average over a step
-    """
+    """The weights, 1 on average, of the losses of a :func:`training_loader`'s batches, by their numbers of words: a
+    step is the mean of ``accumulate`` weighted losses."""
     words = [int((dataset.caplens[part.flatten()] - 1).sum()) for part in loader.dataset.split(loader.batch_size)]
     steps = [sum(words[first:first + accumulate]) for first in range(0, len(words), accumulate)]
     return [own * accumulate / steps[number // accumulate] for number, own in enumerate(words)]

@@ -6,6 +6,7 @@ history, optimizers and random states. It holds no pickled modules and is read w
 
 import hashlib
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -49,27 +50,23 @@ def read_checkpoint(path, device='cpu'):
     """:raises ValueError: no such file, a damaged one, or not a checkpoint of this lab"""
     path = Path(path).expanduser()
     if not path.exists():
-        raise ValueError(f'there is no checkpoint {path}: train first, or correct the path')
+        raise ValueError(f'there is no checkpoint {path}: train this decoder first, or correct the path (in a '
+                         'notebook run_folder and decoders)')
     if path.suffix == PHOTOS.suffix:
         return unpack(path, device)
-    try:
-        with warnings.catch_warnings(action='ignore'):  # about pickles that it is about to refuse
-            state = torch.load(path, map_location=device, weights_only=True)
-        readable = state['format'] in READABLE
-    except Exception:  # torch reports a damaged or foreign file in many ways, and recommends to load it all the same
-        readable = False
-    if not readable:
-        raise ValueError(f'{path} is damaged, or not a checkpoint of this lab: train again or take another file')
-    return state
+    # torch reports a damaged or foreign file in many ways, and recommends to load it all the same
+    with warnings.catch_warnings(action='ignore'), suppress(Exception):
+        state = torch.load(path, map_location=device, weights_only=True)
+        if state['format'] in READABLE:
+            return state
+    raise ValueError(f'{path} is damaged, or not a checkpoint of this lab: train again or take another file')
 
 
 def load_model(path, device=None, encoder=None):
-    """The model of a checkpoint, in ``eval()``.
+    """The ``model.CaptionModel`` of a checkpoint, in ``eval()``.
 
-    :param path: a checkpoint file
     :param device: where to put it; None takes the GPU if there is one
     :param encoder: the module that was passed to training, if one was
-    :return: :class:`model.CaptionModel`
     :raises ValueError: a file that is no checkpoint or does not fit this code
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
@@ -77,18 +74,14 @@ def load_model(path, device=None, encoder=None):
     cfg = {**state['settings'], 'device': str(device)}
     if encoder is None and cfg['encoder'] is None:
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
-    if state['encoder'] is not None:
-        cfg['encoder_weights'] = None  # they come from the checkpoint
+    of_checkpoint = {} if state['encoder'] is None else {'encoder_weights': None}  # they come from there
     try:
-        model = build_model(cfg, state['word_map'], encoder)
+        model = build_model(cfg | of_checkpoint, state['word_map'], encoder)
     except ValueError as error:  # it speaks of a setting, which is the checkpoint's
         raise ValueError(f'{path} does not fit this code: {error}') from error
     restore_model(model, state, path)
-    model.settings['encoder_weights'] = state['settings']['encoder_weights']
-    model.history = state['history']
-    model.encoder.eval()
-    model.decoder.eval()
-    return model
+    model.settings, model.history = cfg, state['history']
+    return model.eval()
 
 
 def load_models(folder, names, device=None):
@@ -96,20 +89,14 @@ def load_models(folder, names, device=None):
 
     :param names: 'NoAttention', 'Attention' or the class of a decoder of your own, or 'photos', the lab's model of
         photos, which is in no run folder; or a list of them
-    :param device: as for :func:`load_model`
     :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
     models = {}
     for name in [names] if isinstance(names, str) else names:
-        if name == 'photos':
-            models |= {f'photos_{model.language}': model for model in load_model(PHOTOS, device).by_language()}
-            continue
-        path = Path(folder).expanduser() / f'BEST_checkpoint_{name}.pth.tar'
-        if not path.exists():
-            raise ValueError(f'there is no checkpoint {path}: train this decoder first, correct run_folder, or take '
-                             f'{name!r} out of decoders')
-        models |= {model.name: model for model in load_model(path, device).by_language()}
+        path = PHOTOS if name == 'photos' else Path(folder) / f'BEST_checkpoint_{name}.pth.tar'
+        for model in load_model(path, device).by_language():
+            models[f'{name}_{model.language}' if model.language else name] = model
     return models
 
 
@@ -140,7 +127,3 @@ def checkpoint_paths(cfg):
     """:return: (latest, best) checkpoint files of a training"""
     folder, name = Path(cfg['output_folder']), decoder_name(cfg)
     return folder / f"checkpoint_{cfg['data_name']}_{name}.pth.tar", folder / f'BEST_checkpoint_{name}.pth.tar'
-
-
-def history_path(cfg):
-    return Path(cfg['output_folder']) / f'history_{decoder_name(cfg)}.json'

@@ -21,8 +21,6 @@ def accelerator_for(cfg):
 
     Matrix products are in half precision on a GPU that is made for it, unless accelerate's variable
     ``ACCELERATE_MIXED_PRECISION`` (no, bf16) says otherwise.
-
-    :param cfg: settings of ``solver.check_settings``
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # of a training before in the same notebook
     if cfg['device'].startswith('cuda:'):
@@ -48,10 +46,7 @@ def log(text):
 
 
 def averages(**meters):
-    """Averages over all processes, as plain numbers; None for what nothing was averaged of.
-
-    :param meters: ``utils.AverageMeter`` of this process
-    """
+    """Averages of ``utils.AverageMeter`` over all processes, as numbers; None for what nothing was averaged of."""
     every = gather_object([[(float(meter.sum), meter.count) for meter in meters.values()]])
     totals = [[sum(values) for values in zip(*own, strict=True)] for own in zip(*every, strict=True)]
     return {name: total / count if count else None for name, (total, count) in zip(meters, totals, strict=True)}

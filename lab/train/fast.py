@@ -1,9 +1,9 @@
 """The decoders' formulas with fewer operations: ``solver.train`` runs them in place of a ``forward`` that agrees.
 
 A loop over words as in ``models.py`` does much at every word that could be done once. A comment ``textbook:`` says at
-each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Score` has its
-gradient by hand, all else is plain autograd. Outputs and gradients are those of the textbook
-loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else your own ``forward``.
+each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Score` has
+its gradient by hand, all else is plain autograd. Outputs and gradients are those of the textbook loop within 1e-5.
+``train`` uses this where :func:`difference` finds none, else your own ``forward``.
 """
 
 import copy
@@ -44,24 +44,16 @@ def fast_forward(decoder, encoder_out, encoded_captions, caption_lengths, image_
         states, alphas = attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes.tolist())
         alphas = pad_packed_sequence(PackedSequence(alphas, sizes), batch_first=True)[:1]
     else:
-        states, alphas = plain_states(decoder.decode_step, embeddings, h, c, sizes), ()
+        # textbook: h, c = decode_step(word, (h, c)) at each step, *Show and Tell*, eqs. 11 and 12. This is what nn.LSTM
+        # calls. Autocast on a GPU would take float16 here, of too small a range
+        cell, alphas = decoder.decode_step, ()
+        weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+        with torch.autocast('cuda', enabled=False):
+            states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1,
+                                    0.0, True, False)
     # textbook: at each step, into a tensor of zeros (batch_size, steps, vocab_size)
     predictions = PackedSequence(decoder.fc(decoder.dropout(states)), sizes)
     return predictions, captions, decode_lengths.tolist(), *alphas, order
-
-
-def plain_states(cell, embeddings, h, c, sizes):
-    """The plain decoder's LSTM (*Show and Tell*, eqs. 11 and 12), all words in one call.
-
-    :param cell: ``nn.LSTMCell``; the others as of :func:`attentive_states`, but sizes a tensor on the CPU
-    :return: hidden states (words, decoder_dim)
-    """
-    weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-    # textbook: h, c = cell(word, (h, c)) at each step. Autocast on a GPU would take float16 here, of too small a range
-    with torch.autocast('cuda', enabled=False):
-        states, *_ = torch.lstm(embeddings.to(h.dtype), sizes, (h.unsqueeze(0), c.unsqueeze(0)), weights, True, 1, 0.0,
-                                True, False)  # what nn.LSTM calls
-    return states
 
 
 def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
@@ -130,9 +122,8 @@ class Score(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, de):
         (keys, query, w), saved, n = ctx.saved_tensors, ctx.saved, len(de)
-        if ctx.step >= saved.get('step', 0):  # backward begins
+        if not saved:  # backward begins
             saved.update(d_keys=torch.zeros_like(keys), d_w=0)
-        saved['step'] = ctx.step
         on = torch.gt(keys[:n], -query.unsqueeze(1), out=torch.empty_like(keys[:n]))  # relu's gradient, 0 or 1
         d_query = torch.bmm(de.unsqueeze(1), on).squeeze(1)  # the factor w comes last, here and for the keys
         saved['d_keys'][:n].addcmul_(on, de.unsqueeze(2))

@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,7 @@ LIBRARIES = 'torch', 'torchvision', 'efficientnet_lite_pytorch'  # their layers 
 
 
 def encoder_digest(encoder):
-    """Fingerprint of the encoder's layers, weights, input size and normalisation.
-
-    :param encoder: ``models.Encoder``
-    :return: 16 hexadecimal digits
-    """
+    """Fingerprint of the layers, weights, input size and normalisation of a ``models.Encoder``."""
     digest = hashlib.sha256(repr(encoder.stages).encode())
     for path, module in encoder.stages.named_modules():  # of a library's modules, what repr says is enough
         if type(module).__module__.partition('.')[0] not in LIBRARIES:
@@ -49,22 +44,17 @@ def code_of_encoder(encoder):
 def file_of(encoder, dataset, grid, mirrored=False):
     """Path of a features file. Its name has one fingerprint: of the pictures, and of the encoder's weights and code.
 
-    :param dataset: ``CaptionDataset`` of images
     :param grid: (h, w, encoder_dim) of the features
     """
     digest = hashlib.sha256(f'{dataset.pictures} {encoder_digest(encoder)} {grid} {code_of_encoder(encoder)}'.encode())
     if mirrored:
         digest.update(dataset.sided.numpy().tobytes())
-    name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', dataset.images_path.stem.partition('_IMAGES_')[2])
-    return dataset.images_path.with_name(
-        f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{name}_{digest.hexdigest()[:16]}.npy")
+    name = f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{digest.hexdigest()[:16]}.npy"
+    return dataset.images_path.with_name(name)
 
 
 def caption_dataset(model, split):
-    """The ``CaptionDataset`` of a split, with the encoder's features in place of images if it is frozen.
-
-    :param model: ``model.CaptionModel``; its settings name the data set
-    """
+    """The ``CaptionDataset`` of a model's settings, with features in place of images if its encoder is frozen."""
     cfg = model.settings
     dataset = CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
     if cfg['cache_features'] and not cfg['fine_tune_encoder']:
@@ -79,7 +69,6 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
     Of the backbone's own grid and the pooled one it holds the smaller. One process writes, others wait for it.
 
     :param encoder: ``models.Encoder``, frozen; it is run in ``eval()``
-    :param dataset: ``CaptionDataset`` of images
     :param mirrored: encode the mirror images, see ``CaptionDataset.images``
     :param output_folder: takes the file where the folder of the images cannot be written
     :return: path of the file, (images, h, w, encoder_dim) float16, as ``numpy.load`` reads it
@@ -87,10 +76,11 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
     :raises ValueError: features beyond what half precision can hold, as random weights may give
     """
     with evaluating(encoder), torch.inference_mode(), PartialState().main_process_first():
-        native = encoder.native_grid(dataset.images(torch.tensor([0])).to(device))
-        pooled = encoder.resize(native)
-        pool = pooled.numel() < native.numel()
-        grid = tuple((pooled if pool else native).shape[1:])
+        def grids_of(numbers, mirrored=False):
+            native = encoder.native_grid(dataset.images(numbers, mirrored).to(device))
+            return min(native, encoder.resize(native), key=torch.Tensor.numel)
+
+        grid = tuple(grids_of(torch.tensor([0])).shape[1:])
         path = file_of(encoder, dataset, grid, mirrored)
         if not path.exists() and output_folder and not os.access(path.parent, os.W_OK):
             path = Path(output_folder) / path.name
@@ -99,23 +89,14 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
         with atomic_path(path) as temporary:
             needed = 2 * len(dataset.names) * int(np.prod(grid))
             check_space(path.parent, needed, 'make room, or set cache_features=False')
-            name_old_files(path)
             features = np.lib.format.open_memmap(temporary, 'w+', np.float16, (len(dataset.names), *grid))
             for numbers in progress_bar(torch.arange(len(features)).split(batch_size), unit='batch',
                                         desc=f'encode {dataset.split.lower()} images'):
-                grids = encoder.native_grid(dataset.images(numbers, mirrored).to(device))
-                grids = (encoder.resize(grids) if pool else grids).half()
+                grids = grids_of(numbers, mirrored).half()
                 if not grids.isfinite().all():
                     raise ValueError(f'the encoder gives numbers for {dataset.split.lower()} images {numbers[0]} to '
                                      f'{numbers[-1]} that half precision cannot hold: take trained encoder_weights, or '
                                      'set cache_features=False')
                 features[numbers.numpy()] = grids.cpu().numpy()
-            features.flush()
+            del features  # it is closed then: Windows renames no open file
     return path
-
-
-def name_old_files(path):
-    """Print which files of features an older lab has left beside these: they are large, and nothing reads them."""
-    for old in path.parent.glob(f'{path.name.partition("_")[0]}_*FEATURES_*.hdf5'):
-        size = old.stat().st_size / 1e6
-        print(f'{old} ({size:.0f} MB) was written by an older version of this lab: you may delete it.')

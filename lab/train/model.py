@@ -11,25 +11,17 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from lab.data.vocabulary import in_language, languages_of
 from lab.train import fast
-from lab.train.source import ROOT, edited, source_of
+from lab.train.source import ROOT, edited
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
 
 
 class Decoded(NamedTuple):
-    """The scores of a batch, without padding. Words are ordered as in a ``PackedSequence``: all first words, ...
-
-    :ivar scores: (words, vocab_size) float, before softmax
-    :ivar targets: (words,) long
-    :ivar alphas: (batch_size, steps, num_pixels), or None without attention
-    :ivar sizes: (steps,) long, how many captions are still running
-    :ivar sort_ind: (batch_size,) long, the place in the batch of each caption, longest first
-    """
-
-    scores: torch.Tensor
-    targets: torch.Tensor
-    alphas: torch.Tensor | None
-    sizes: torch.Tensor
-    sort_ind: torch.Tensor
+    """The scores of a batch, without padding. Words are ordered as in a ``PackedSequence``: all first words, ..."""
+    scores: torch.Tensor         # (words, vocab_size) float, before softmax
+    targets: torch.Tensor        # (words,) long
+    alphas: torch.Tensor | None  # (batch_size, steps, num_pixels), or None without attention
+    sizes: torch.Tensor          # (steps,) long, how many captions are still running
+    sort_ind: torch.Tensor       # (batch_size,) long, the place in the batch of each caption, longest first
 
     def positions(self):
         """(words, 2) long: the caption of each row of ``scores``, by its place in the batch, and its step from 0 on."""
@@ -44,22 +36,17 @@ class Decoded(NamedTuple):
 
 
 class CaptionModel(nn.Module):
-    """An encoder, a decoder and their vocabulary.
-
-    :ivar word_map: word -> index
-    :ivar language: in which it captions; None in training, and of a model that has only one
-    :ivar settings: the ``cfg`` of its training
-    :ivar history: per epoch a dict of losses and scores
-    :ivar fingerprints: of what its training depends on, see ``resume.fingerprints``
-    :ivar tuned: the encoder's weights come from a checkpoint, of a training that fine-tuned it
-    :ivar fast: ``fast.fast_forward`` takes the place of the decoder's ``forward``
-    """
+    """An encoder, a decoder, their vocabulary (word -> index) and the settings of their training."""
 
     def __init__(self, encoder, decoder, word_map, settings):
         super().__init__()
         self.encoder, self.decoder, self.word_map, self.settings = encoder, decoder, word_map, settings
         self._words = {index: word for word, index in word_map.items()}
-        self.history, self.fingerprints, self.tuned, self.fast, self.language = [], {}, False, False, None
+        self.language = None    # in which it captions; None in training, and of a model that has only one
+        self.history = []       # per epoch a dict of losses and scores
+        self.fingerprints = {}  # of what its training depends on, see resume.fingerprints
+        self.tuned = False      # the encoder's weights come from a checkpoint, of a training that fine-tuned it
+        self.fast = False       # fast.fast_forward takes the place of the decoder's forward
 
     @property
     def name(self):
@@ -123,9 +110,8 @@ class CaptionModel(nn.Module):
         return true_words(decoded)
 
     def use_fast_forward(self, batch):
-        """Train by ``fast.fast_forward`` if the decoder's own ``forward`` gives the same on a few captions.
+        """Train by ``fast.fast_forward`` if the decoder's own ``forward`` gives the same on these captions.
 
-        :param batch: ``batches.Batch`` of these captions
         :return: a sentence that says which of them runs
         """
         with torch.no_grad():
@@ -172,18 +158,12 @@ def find_decoder(cfg):
     if not (all(map(str.isidentifier, module.split('.'))) and (ROOT / file).exists()):
         raise ValueError(f"setting 'decoder' is {cfg['decoder']!r}; it must be like 'my_decoder.MyDecoder', and there "
                          f'is no file {file} beside models.py')
-    decoder = getattr(importlib.import_module(module), name)
-    source_of(module)
-    return decoder
+    return getattr(importlib.import_module(module), name)
 
 
 def build_model(cfg, word_map, encoder=None):
-    """Encoder and decoder for the settings, on ``cfg['device']``.
+    """The :class:`CaptionModel` of checked settings, on ``cfg['device']``; ``encoder`` is a module of your own.
 
-    :param cfg: checked settings of ``solver.check_settings``
-    :param word_map: word -> index
-    :param encoder: a module of your own in place of ``cfg['encoder']``
-    :return: :class:`CaptionModel`
     :raises ValueError: ``cfg['decoder']`` cannot be found, or as of ``models.Encoder``
     """
     encoder = Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'],
@@ -198,8 +178,6 @@ def build_model(cfg, word_map, encoder=None):
 def build_decoder(cfg, vocab_size, encoder_dim):
     """A decoder gets those sizes that its ``__init__`` names (all of them if it has ``**kwargs``) and its options.
 
-    :param encoder_dim: channels of the encoder's grid
-    :return: a decoder of the class that the settings name, with scores (..., vocab_size)
     :raises ValueError: the class cannot be found, or it lacks the scheduled sampling that the settings ask for
     """
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],

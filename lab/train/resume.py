@@ -24,9 +24,7 @@ def start_from(model, path):
         raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
                          'starts, was trained without: give the file to that training, or leave the setting out here')
     restore_model(model, state, path)
-    last = state['history'][-1]
-    log(f"Starting from the weights of {path}: greedy BLEU-4 {last['val_greedy_bleu4']:.3f}, CIDEr "
-        f"{last['val_greedy_cider']:.3f} on validation.")
+    log(f'Starting from the weights of {path}.')
 
 
 def resume(model, optimizer, path):
@@ -47,9 +45,7 @@ def resume(model, optimizer, path):
         if cfg[name] != before[name]:
             raise ValueError(f'{path} was trained with {name}={before[name]!r}, and the settings say {cfg[name]!r}: '
                              'set it as it was, or begin a second training by start_from')
-    options, before_options = ({*group} - {'initial_lr'} for group in (
-        optimizer.param_groups[0], state['optimizer']['param_groups'][0]))
-    if options != before_options:
+    if {*optimizer.param_groups[0]} != {*state['optimizer']['param_groups'][0]} - {'initial_lr'}:
         raise ValueError(f'{path} was trained with another optimizer: pass that one as optimizer=...')
     optimizer.load_state_dict(state['optimizer'])
     for group in optimizer.param_groups:
@@ -71,12 +67,10 @@ def resume(model, optimizer, path):
 def fingerprints(cfg, **own):
     """Fingerprints of what a training depends on beside its settings: data, the files that it reads, and the code.
 
-    :param cfg: all settings
     :param own: a loss and an optimizer of your own; None: the lab's
     :return: dict: what -> fingerprint
     """
-    vectors = bool(cfg['word_vectors'] and not cfg['start_from'])
-    read = ['start_from', *['word_vectors'] * vectors, 'encoder_weights']
+    read = 'start_from', 'word_vectors', 'encoder_weights'
     return {
         **{f'{split} split': content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')},
         **{f'{key} file': file_digest(cfg[key]) for key in read if cfg[key] and Path(cfg[key]).is_file()},

@@ -4,11 +4,11 @@ import difflib
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import torch
 
-PerEpoch = float | tuple  # one number, or two between which it changes linearly from the first to the last epoch
+Number = float | int
+PerEpoch = Number | tuple  # one number, or two between which it changes linearly from the first to the last epoch
 
 
 @dataclass
@@ -25,15 +25,15 @@ class Settings:
     embed_dim: int = 512                # length of a word vector
     attention_dim: int = 512            # length of the vectors that attention compares
     decoder_dim: int = 512              # length of the LSTM's hidden state
-    dropout: float = 0.5                # on the hidden state, before fc
+    dropout: Number = 0.5               # on the hidden state, before fc
     # training
     device: str | None = None           # 'cuda', 'cpu', ...; None takes a CUDA GPU if there is one
     epochs: int = 120                   # at most
     batch_size: int = 32                # captions
-    encoder_lr: float = 1e-4            # learning rates of the optimizer (Adam)
-    decoder_lr: float = 4e-4
+    encoder_lr: Number = 1e-4           # learning rates of the optimizer (Adam)
+    decoder_lr: Number = 4e-4
     cosine: bool = False                # let the rates fall to 0 over the epochs along a cosine (Loshchilov 2017)
-    grad_clip: float | None = 5.0       # each gradient entry is clipped to +- this
+    grad_clip: Number | None = 5.0      # each gradient entry is clipped to +- this
     alpha_c: PerEpoch = 1.0             # weight of the doubly stochastic penalty; (1.0, 0.0) falls over the epochs
     fine_tune_encoder: bool = False     # train the encoder's blocks 2 to 4 as well
     cache_features: bool = True         # a frozen encoder sees each picture once; False: in every batch
@@ -47,10 +47,10 @@ class Settings:
     # improvements, see "Improve" in ASSIGNMENT.md; in a clone of the repository docs/extensions.md
     decoder: str | None = None          # class of your own in place of those in models.py: 'my_decoder.MyDecoder'
     decoder_options: dict = field(default_factory=dict)  # what its __init__ takes besides the sizes: dict(heads=4)
-    embed_dropout: float = 0.0          # on the word vectors, in training
-    feature_dropout: float = 0.0        # on whole channels of a picture's features, in training
+    embed_dropout: Number = 0.0         # on the word vectors, in training
+    feature_dropout: Number = 0.0       # on whole channels of a picture's features, in training
     word_vectors: str | None = None     # text file of GloVe, word2vec or fastText, embed_dim numbers a word
-    label_smoothing: float = 0.0        # probability that a target spreads over all words (Szegedy et al. 2016)
+    label_smoothing: Number = 0.0       # probability that a target spreads over all words (Szegedy et al. 2016)
     teacher_forcing: PerEpoch = 1.0     # probability of feeding the true word; (1.0, 0.7) falls over the epochs
     flip: bool = False                  # mirror pictures in every other epoch, unless a caption says left or right
     accumulate: int = 1                 # compute a step's gradient in so many parts, if memory is short
@@ -63,7 +63,6 @@ DEFAULTS = asdict(Settings())
 def check_settings(cfg):
     """Fill in the defaults and refuse what cannot be.
 
-    :param cfg: dict of settings, see :class:`Settings`
     :return: complete dict with ``device`` and ``monitor`` decided; paths are strings
     :raises ValueError: an unknown setting, or a value of another type; the message names it
     """
@@ -72,9 +71,9 @@ def check_settings(cfg):
             nearest = difflib.get_close_matches(str(name), DEFAULTS, n=1, cutoff=0.7)
             hint = f'did you mean {nearest[0]!r}?' if nearest else f'known are {", ".join(DEFAULTS)}'
             raise ValueError(f'unknown setting {name!r}; {hint}')
-    cfg = {**asdict(Settings()), **{name: plain(value) for name, value in cfg.items()}}
-    for name, wanted in get_type_hints(Settings).items():
-        if not fits(cfg[name], get_args(wanted) or (wanted,)):
+    cfg = plain({**DEFAULTS, **cfg})
+    for name, wanted in Settings.__annotations__.items():
+        if not isinstance(cfg[name], wanted) or isinstance(cfg[name], bool) != (wanted is bool):
             raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be {getattr(wanted, "__name__", wanted)}')
     if cfg['self_critical'] not in (None, 'greedy', 'mean'):
         raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}; it must be 'greedy' or 'mean', or None")
@@ -84,13 +83,6 @@ def check_settings(cfg):
     cfg['device'] = cfg['device'] or ('cuda' if torch.cuda.is_available() else 'cpu')
     cfg['monitor'] = cfg['monitor'] or ('greedy_cider' if cfg['self_critical'] else 'greedy_bleu4')
     return cfg
-
-
-def fits(value, kinds):
-    """Whether a value has one of these types; an int is a float, too, and a bool is neither."""
-    if isinstance(value, bool):
-        return bool in kinds
-    return isinstance(value, kinds) or isinstance(value, int) and float in kinds
 
 
 def plain(value):

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import inspect
 import re
-import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,29 +15,16 @@ TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.encoders', 'lab.dat
           'lab.more.word_vectors', *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
 # and those that only a test of it needs
 TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics', 'lab.more.ensembles']
-LOADED = {}  # module -> the spec that it was loaded by, its source at that time
 
 
+@cache
 def source_of(module):
-    """What a module's file said when it was loaded, in bytes: the file may have been edited since.
-
-    :param module: its name, such as 'lab.train.source'
-    """
-    spec = getattr(sys.modules.get(module), '__spec__', None)
-    before, source = LOADED.get(module, (None, None))
-    reloaded = before is not None and before is not spec  # each time by another spec
-    if source is None or reloaded:
-        source = Path(find_spec(module).origin).read_bytes()
-    LOADED[module] = spec, source
-    return source
+    """What a module's file said when this was first asked, as it was loaded: the file may have been edited since."""
+    return Path(find_spec(module).origin).read_bytes()
 
 
 def modules_of(decoder=None, tests=False):
-    """Names of the modules whose code a training runs.
-
-    :param decoder: the setting, such as 'my_decoder.MyDecoder'
-    :param tests: those of a test of it, too
-    """
+    """Names of the modules that a training with this ``decoder`` (the setting) runs; with ``tests`` a test, too."""
     own = with_imports(decoder.rpartition('.')[0]) if decoder else set()
     return sorted({*TRAINS, *own, *(TESTS if tests else [])})
 
@@ -49,11 +36,7 @@ def with_imports(module):
 
 
 def code_digest(decoder=None, tests=False):
-    """Fingerprint of this code; comments, docstrings and line breaks do not count.
-
-    :param decoder, tests: as of :func:`modules_of`
-    :return: 16 hexadecimal digits
-    """
+    """Fingerprint of :func:`modules_of` a training; comments, docstrings and line breaks do not count."""
     code = [(module, without_comments(source_of(module))) for module in modules_of(decoder, tests)]
     return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
 

@@ -9,6 +9,7 @@ import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -42,14 +43,10 @@ def other_source():
     """In the block a module of the lab held other code when it was loaded."""
     @contextmanager
     def changed(name, change):
-        before = source.source_of(name)
-        spec = source.LOADED[name][0]
-        assert change(before) != before
-        source.LOADED[name] = spec, change(before)
-        try:
+        source_of, code = source.source_of, change(source.source_of(name))
+        assert code != source_of(name)
+        with mock.patch.object(source, 'source_of', lambda module: code if module == name else source_of(module)):
             yield
-        finally:
-            source.LOADED[name] = spec, before
 
     return changed
 

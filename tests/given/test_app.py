@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw
 from programs import BROWSERS, needs
 
 from lab import app
-from lab.data.images import ImageFileError
 from lab.decode.evaluate import caption_image
+from lab.figures import read_histories
 from lab.figures.attention import HEAT, VIOLET, YELLOW
 from lab.train.checkpoints import load_models
 from lab.train.source import ROOT
@@ -30,7 +30,7 @@ RED, BLUE = (220, 30, 30), (30, 30, 220)
 
 @pytest.fixture(scope='module')
 def models(well_trained):
-    return load_models(well_trained, app.trained(well_trained), 'cpu')
+    return load_models(well_trained, list(read_histories(well_trained)), 'cpu')
 
 
 @pytest.fixture(scope='module')
@@ -74,7 +74,7 @@ def test_the_maps_lie_over_the_picture():
 @pytest.mark.parametrize(('content', 'hint'), [
     (b'no picture', 'PNG'), (b'', 'PNG'), (b'\0\0\0\x18ftypheic' + bytes(99), 'HEIC.*JPEG')])
 def test_what_is_no_picture_is_refused(models, content, hint):
-    with pytest.raises(ImageFileError, match=f'^IMG_1.jpg: .*{hint}'):
+    with pytest.raises(ValueError, match=f'^IMG_1.jpg: .*{hint}'):
         app.describe(content, models, file='IMG_1.jpg')
 
 

@@ -1,4 +1,4 @@
-"""The model in the box: what 8 bits keep of a checkpoint, and that it captions without data."""
+"""The model in the box captions without data."""
 
 import pytest
 import torch
@@ -6,33 +6,13 @@ from skimage import data
 
 from lab.decode.evaluate import caption_image
 from lab.figures.style import CHINESE
-from lab.train.box import PHOTOS, pack
-from lab.train.checkpoints import checkpoint_paths, load_model, load_models, read_checkpoint
-from solver import check_settings
+from lab.train.box import PHOTOS
+from lab.train.checkpoints import load_model, load_models
 
 
-@pytest.fixture
-def packed(trained, tmp_path):
-    """The path of a packed model, and its checkpoint."""
-    checkpoint = checkpoint_paths(check_settings(trained(True)[0]))[1]
-    encoder = load_model(checkpoint).encoder.stages.state_dict()  # as if it were fine-tuned
-    pack(read_checkpoint(checkpoint) | dict(encoder=encoder), tmp_path / 'model.safetensors')
-    return tmp_path / 'model.safetensors', checkpoint
-
-
-def test_a_packed_model_is_the_checkpoints(packed):
-    small, whole = (load_model(path, 'cpu') for path in packed)
-    assert small.word_map == whole.word_map and small.settings == whole.settings
-    assert small.tuned
-    for (name, kept), weight in zip(small.state_dict().items(), whole.state_dict().values(), strict=True):
-        rows = weight.reshape(len(weight) if weight.dim() > 1 else 1, -1)
-        step = rows.abs().amax(dim=1, keepdim=True) / 127 if weight.dim() > 1 else 0
-        assert ((kept.reshape(rows.shape) - rows).abs() <= step * 0.501).all(), name
-
-
-def test_a_damaged_box(packed):
-    path, _ = packed
-    path.write_bytes(path.read_bytes()[:-100])
+def test_a_damaged_box(tmp_path):
+    path = tmp_path / PHOTOS.name
+    path.write_bytes(PHOTOS.read_bytes()[:-100])
     with pytest.raises(ValueError, match=path.name):
         load_model(path)
 

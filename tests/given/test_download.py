@@ -17,11 +17,19 @@ from PIL import Image
 
 import create_input_files
 from lab.data import download
-from lab.data.download import Source, main
+from lab.data.download import Source
 
 NAMES = [f'{split}/COCO_{split}_{number:012d}.jpg' for split in ('train2014', 'val2014') for number in range(12)]
 ALL = {'dataset_coco.json', *(f'images/{name}' for name in NAMES)}
 TRAIN, VAL = '/zips/train2014.zip', '/zips/val2014.zip'
+
+
+def error_of(arguments):
+    """What a run says when it fails."""
+    try:
+        download.main(arguments)
+    except SystemExit as stop:
+        return stop.code
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -94,11 +102,11 @@ def files_in(folder):
 
 
 def test_the_command_that_it_prints_takes_what_it_fetched(coco, tmp_path, capsys, monkeypatch):
-    assert main(['coco', '--folder', str(tmp_path / 'my data')]) == 0
+    assert error_of(['coco', '--folder', str(tmp_path / 'my data')]) is None
     assert files_in(tmp_path / 'my data/coco') == ALL
     command = capsys.readouterr().out.strip().splitlines()[-1]
     monkeypatch.chdir(tmp_path)
-    assert create_input_files.main([*shlex.split(command)[2:], '--min-word-freq', '1']) == 0
+    create_input_files.main([*shlex.split(command)[2:], '--min-word-freq', '1'])
     printed = capsys.readouterr().out
     assert '16 images' in printed and '4 images' in printed and 'left out: 0' in printed
 
@@ -122,45 +130,44 @@ def test_flickr8k_with_the_chinese_captions(server, tmp_path, capsys, monkeypatc
                               server.address + path, wanted))
     monkeypatch.setitem(download.SOURCES, 'flickr8k-cn', sources)
     for _ in range(2):
-        assert main(['flickr8k-cn', '--folder', str(tmp_path)]) == 0
+        assert error_of(['flickr8k-cn', '--folder', str(tmp_path)]) is None
     assert len(server.asked) == 3
     command = capsys.readouterr().out.strip().splitlines()[-1]
     monkeypatch.chdir(tmp_path)
-    assert create_input_files.main([*shlex.split(command)[2:], '--min-word-freq', '1']) == 0
+    create_input_files.main([*shlex.split(command)[2:], '--min-word-freq', '1'])
     words = json.loads(next(tmp_path.glob('data/flickr8k-cn/WORDMAP*')).read_text())
     assert {'dog', '狗', '<start:en>', '<start:zh>'} <= words.keys() and '。' not in words
 
 
 def test_what_is_there_is_not_fetched_again(coco, tmp_path, server, capsys):
-    assert main(coco) == 0
+    assert error_of(coco) is None
     server.asked.clear()
     (tmp_path / 'coco/images' / NAMES[-1]).unlink()
-    assert main(coco) == 0 and '11 of 12' in capsys.readouterr().out
+    assert error_of(coco) is None and '11 of 12' in capsys.readouterr().out
     assert server.asked == [(VAL, None)] and files_in(tmp_path / 'coco') == ALL
 
 
 @pytest.mark.parametrize('ranges', [True, False])
 def test_a_file_that_breaks_off(coco, tmp_path, server, ranges):
     server.ranges, server.breaks = ranges, [None, 500, 1000]
-    assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
+    assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
     # a server without ranges sends all anew; the 1,000 bytes of its second answer take the place of the 500
     begun = ['bytes=500-', 'bytes=1500-' if ranges else 'bytes=1000-']
     assert server.asked[1:4] == [(TRAIN, begin) for begin in (None, *begun)]
 
 
-def test_it_gives_up_when_nothing_comes_and_another_run_goes_on(coco, tmp_path, server, capsys):
+def test_it_gives_up_when_nothing_comes_and_another_run_goes_on(coco, tmp_path, server):
     server.breaks = [None, 1000, 0]
-    assert main(coco) == 1
-    assert 'train2014.zip' in capsys.readouterr().err and server.breaks == []
+    assert 'train2014.zip' in error_of(coco) and server.breaks == []
     assert files_in(tmp_path / 'coco') == {'dataset_coco.json', 'train2014.zip.part'}
     server.asked.clear()
-    assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
+    assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
     assert server.asked[0] == (TRAIN, 'bytes=1000-')
 
 
 def test_of_two_runs_at_once_one_fetches(coco, server):
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(main, [coco, coco])) == [0, 0]
+        assert list(pool.map(error_of, [coco, coco])) == [None, None]
     assert len(server.asked) == 3
 
 
@@ -168,21 +175,19 @@ def test_of_two_runs_at_once_one_fetches(coco, server):
     (lambda right: right[:2000] + b'?' + right[2001:], 'train2014.zip.*sha256'),
     (lambda right: b'<html>Please log in.</html>', 'train2014.zip is not the file'),
     (lambda right: b'a file of another size', 'train2014.zip is not the file')])
-def test_wrong_bytes(coco, tmp_path, server, capsys, change, message):
+def test_wrong_bytes(coco, tmp_path, server, change, message):
     right = server.files[TRAIN]
     server.files[TRAIN] = change(right)
-    assert main(coco) == 1 and files_in(tmp_path / 'coco') == {'dataset_coco.json'}
-    assert re.search(message, capsys.readouterr().err)
+    assert re.search(message, error_of(coco)) and files_in(tmp_path / 'coco') == {'dataset_coco.json'}
     server.files[TRAIN] = right
-    assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
+    assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
 
 
-def test_a_file_that_is_gone_can_be_brought_by_hand(coco, tmp_path, server, capsys):
+def test_a_file_that_is_gone_can_be_brought_by_hand(coco, tmp_path, server):
     content, wanted = server.files.pop(TRAIN), tmp_path / 'coco/train2014.zip'
-    assert main(coco) == 1
-    assert str(wanted) in (error := capsys.readouterr().err) and '404' in error
+    assert str(wanted) in (error := error_of(coco)) and '404' in error
     wanted.write_bytes(content)
-    assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
+    assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
 
 
 def test_stopped_while_it_unpacks(coco, tmp_path, server, monkeypatch):
@@ -195,32 +200,29 @@ def test_stopped_while_it_unpacks(coco, tmp_path, server, monkeypatch):
     copy = shutil.copyfileobj
     with monkeypatch.context() as patch:
         patch.setattr(shutil, 'copyfileobj', stop_at_the_fifth)
-        assert main(coco) == 1
+        assert error_of(coco)
     there = {'dataset_coco.json', 'train2014.zip', *(f'images/{name}' for name in NAMES[:4])}
     assert files_in(tmp_path / 'coco') == there
     times = {name: (tmp_path / 'coco' / name).stat().st_mtime_ns for name in there if name in ALL}
-    assert main(coco) == 0 and files_in(tmp_path / 'coco') == ALL
+    assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
     assert times == {name: (tmp_path / 'coco' / name).stat().st_mtime_ns for name in times}
     assert [path for path, _ in server.asked].count(TRAIN) == 1
 
 
-def test_pictures_behind_a_form(coco, tmp_path, monkeypatch, capsys):
+def test_pictures_behind_a_form(coco, tmp_path, monkeypatch):
     split, *_ = download.SOURCES['coco']
     monkeypatch.setitem(download.SOURCES, 'coco', (split, Source('photos.zip', by_hand='ask their owner')))
     wanted = tmp_path / 'coco/photos.zip'
-    assert main(coco) == 1
-    assert 'ask their owner' in (error := capsys.readouterr().err) and str(wanted) in error
+    assert 'ask their owner' in (error := error_of(coco)) and str(wanted) in error
     photos = {f'any/folder/{name}': b'x' for name in NAMES}
     wanted.write_bytes(zip_of({name: content for name, content in photos.items() if not name.endswith(NAMES[5])}))
-    assert main(coco) == 1
-    assert '1 of 24' in (error := capsys.readouterr().err) and Path(NAMES[5]).name in error
+    assert '1 of 24' in (error := error_of(coco)) and Path(NAMES[5]).name in error
     wanted.write_bytes(zip_of(photos))
-    assert main(coco) == 0 and wanted.exists()
+    assert error_of(coco) is None and wanted.exists()
 
 
-def test_too_little_disk_space(coco, tmp_path, server, monkeypatch, capsys):
+def test_too_little_disk_space(coco, tmp_path, server, monkeypatch):
     """There must be room for an archive and for what is unpacked of it."""
     usage = shutil.disk_usage(tmp_path)._replace(free=2 * len(server.files[TRAIN]) - 1)
     monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
-    assert main(coco) == 1
-    assert 'disk space' in capsys.readouterr().err and [path for path, _ in server.asked] == ['/caption_datasets.zip']
+    assert 'disk space' in error_of(coco) and [path for path, _ in server.asked] == ['/caption_datasets.zip']

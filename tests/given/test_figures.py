@@ -9,9 +9,8 @@ import pytest
 from matplotlib.cbook import is_math_text
 from matplotlib.text import Text
 
-from lab import figures, labels
-from lab.data.shapes import attention_per_word
-from lab.figures import plot_attention, plot_bleu, plot_captions, plot_history, save_figure
+from lab import figures
+from lab.figures import plot_attention, plot_bleu, plot_captions, plot_history
 from lab.figures.attention import HEAT, VIOLET, YELLOW
 
 plt.switch_backend('Agg')
@@ -192,12 +191,9 @@ def test_bars_below_the_maps():
 
 
 def test_looks_word_by_word():
-    captions = [dict(caption=['red', 'of'], alphas=np.stack([np.full((2, 2), 0.2), np.full((2, 2), 0.05)])),
-                dict(caption=['of', 'star'], alphas=np.stack([np.full((2, 2), 0.1), np.full((2, 2), 0.25)]))]
-    per_word = attention_per_word(captions)
-    assert {word: pytest.approx(values) for word, values in per_word.items()} == dict(
-        red=[0.8], of=[0.2, 0.4], star=[1.0])
-    figure = figures.plot_visual_grounding({**per_word, 'red': [0.8, 0.6]}, {'red', 'star'}, at_least=2)
+    captions = [dict(caption=words.split(), alphas=np.stack([np.full((2, 2), part / 4) for part in parts]))
+                for words, parts in (('red of', [0.8, 0.2]), ('of star', [0.4, 1.0]), ('red', [0.6]))]
+    figure = figures.plot_visual_grounding(captions, {'red', 'star'}, at_least=2)
     assert bars(figure.axes[0]) == (['red (2)', 'of (2)'], [0.7, 0.3])  # one star is too few
     assert '0.80' in legend(figure)[0] and '0.30' in legend(figure)[1]  # of all words, the star too
 
@@ -209,11 +205,6 @@ def test_looking_at_what_is_named():
     chances = [start for start, _ in figure.axes[0].collections[0].get_segments()]
     assert np.allclose(chances, [(-0.4, 0.25), (0.6, 0.1)])
     assert '21%' in legend(figure)[0] and '44%' in legend(figure)[1]  # of all words, the rare ones too
-
-
-def test_attention_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match='NaN'):
-        plot_attention(picture(), ['a'], np.full((1, 2, 2), np.nan))
 
 
 # --- Pictures and texts ---
@@ -242,7 +233,7 @@ def test_text_of_data_is_drawn_as_it_is():
                            (2, figures.plot_sheet([(text, [picture()], [text])])), (1, plot_bleu([result(text)])),
                            (1, figures.plot_side_by_side([picture()], [text])),
                            (1, figures.plot_pointing({text: [(True, 0.5)]})),
-                           (1, figures.plot_visual_grounding({text: [0.5]}, ()))):
+                           (1, figures.plot_visual_grounding([dict(caption=[text], alphas=alphas)], ()))):
         drawn = [part.get_text() for part in texts_of(figure)]
         assert not any(map(is_math_text, drawn))
         assert sum(text in one.replace(r'\$', '$') for one in drawn) == places
@@ -254,19 +245,3 @@ def test_chinese():
         assert plot_attention(picture(), ['一只', '狗'], np.full((2, 4, 4), 1 / 16)).get_suptitle() == '一只狗'
         title = plot_captions([picture()], ['狗' * 50]).axes[0].get_title(loc='left')
     assert max(map(len, title.split('\n'))) < 22
-
-
-def test_labels_in_another_language(tmp_path, monkeypatch):
-    """Words of captions stay, and whatever has no label there, such as one of your own."""
-    known = {'beam size': 'k', '{word}\np {}, peak {}': '{word}\nP {}; {}', 'people': 'P', 'plain LSTM': 'L'}
-    monkeypatch.setattr(labels, 'IN_CHINESE', {labels.pattern_of(english): said for english, said in known.items()})
-    figure, axes = plt.subplots()
-    axes.set(title='two people\np 0.5, peak 3%', xlabel='beam\nsize', ylabel='my beam size')
-    axes.set_xticks([0, 1], ['people', 'dogs'])
-    axes.barh(['plain LSTM', 'mine'], [1, 1])
-    labels.draw_in_chinese(figure)
-    save_figure(figure, tmp_path / 'figure.png')
-    assert [axes.get_title(), axes.get_xlabel(), axes.get_ylabel()] == ['two people\nP 0.5; 3%', 'k', 'my beam size']
-    assert [text.get_text() for text in axes.get_xticklabels()] == ['people', 'dogs']
-    assert [text.get_text() for text in axes.get_yticklabels()] == ['L', 'mine']
-    assert figures.label('NoAttention_zh') == 'L, zh'

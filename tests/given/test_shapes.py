@@ -233,6 +233,24 @@ def test_a_data_set_whose_objects_nobody_knows_is_not_judged(tmp_path):
     assert shapes.judge_captions([], tmp_path / "nowhere.json") is None
 
 
+@pytest.mark.parametrize(("cell", "shape", "boxes", "expected"), [
+    # boxes that overlap count once
+    ((0, 3), (4, 4), [("dog", (0, 0, 128, 128)), ("dog", (64, 0, 128, 128)), ("cat", (0, 0, 32, 32))], (False, 1 / 4)),
+    ((0, 0), (4, 4), [], (False, 0)),
+    # right and bottom are exclusive: the centre of the first cell is at 32
+    ((0, 0), (4, 4), [("dog", (0, 0, 32, 256))], (False, 0)),
+    ((0, 0), (4, 4), [("dog", (32, 0, 33, 256))], (True, 1 / 4)),
+    # rows are y, and grids need not be square
+    ((0, 7), (4, 8), [("dog", (192, 0, 256, 128))], (True, 1 / 8)),
+    ((2, 7), (4, 8), [("dog", (192, 0, 256, 128))], (False, 1 / 8)),
+    # what is not there has the mean share of the boxes
+    ((0, 0), (4, 4), [("cat", (0, 0, 64, 64)), ("cow", (0, 0, 128, 128))], (False, (1 + 4) / 16 / 2))])
+def test_where_a_map_peaks(cell, shape, boxes, expected):
+    alpha = np.full(shape, 0.01)
+    alpha[cell] = 0.9
+    assert shapes.points_at(alpha, "dog", boxes) == expected
+
+
 @pytest.mark.parametrize(("caption", "cells", "expected"), [
     ("two red discs above a blue star", {2: (1, 5), 6: (4, 7)}, {"discs": (True, 1 / 8), "star": (True, 1 / 4)}),
     ("a red circle above a blue star", {2: (1, 2), 6: (7, 3)}, {"circle": (False, 1 / 8), "star": (False, 1 / 4)}),

@@ -1,6 +1,5 @@
 """The fingerprint of the code: what changes it, what does not, and which files were edited since they were loaded."""
 
-import importlib
 import json
 import re
 import subprocess
@@ -78,9 +77,6 @@ def test_a_decoders_own_file_counts_for_this_decoder_only(mine):
     for added in ('    extra = 1\n', '    def\n'):  # it is the code that was loaded, not what was edited since
         mine.write_text(mine.read_text() + added)
         assert code_digest(f'{MINE}.Mine') == before and edited(f'{MINE}.Mine') == [mine.name] and edited() == []
-    mine.write_text(mine.read_text().replace('    def\n', ''))
-    importlib.reload(sys.modules[MINE])
-    assert edited(f'{MINE}.Mine') == [] and code_digest(f'{MINE}.Mine') != before and code_digest() == others
 
 
 @pytest.mark.parametrize('name', ['adaptive.DecoderWithAdaptiveAttention', 'bahdanau.DecoderWithBahdanauAttention',

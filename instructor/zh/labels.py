@@ -1,28 +1,20 @@
-"""Chinese in figures: fonts, and in the Chinese lab the texts themselves, from ``labels.json`` beside this file.
+"""Texts of figures in Chinese, from ``labels.json`` beside this file. Both are in ``lab/`` of the Chinese handout.
 
 The figures of the notes get it by ``notes/matplotlibrc``, all others by ``lab.figures``.
 """
 
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.category import StrCategoryFormatter
-from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
 from matplotlib.ticker import Formatter, FuncFormatter
 
-LABELS = Path(__file__).with_name('labels.json')  # English -> Chinese; the English lab has none
-CHINESE = re.compile('[\u3000-\u9fff\uff00-\uffef]')
-# matplotlib takes a character that the first font lacks from the next one
-CHINESE_FONTS = ('Noto Sans CJK SC', 'Noto Sans CJK JP', 'Source Han Sans SC', 'Source Han Sans CN', 'PingFang SC',
-                 'Hiragino Sans GB', 'Microsoft YaHei', 'SimHei', 'WenQuanYi Micro Hei', 'WenQuanYi Zen Hei')
-if package := find_spec('mplfonts'):
-    for path in Path(package.origin).parent.glob('fonts/NotoSansCJK*'):
-        fontManager.addfont(path)
-plt.rcParams['font.family'] = ['sans-serif', *(name for name in CHINESE_FONTS if name in fontManager.get_font_names())]
+from lab import fonts  # noqa: F401, they are needed first
+
+LABELS = Path(__file__).with_name('labels.json')  # English -> Chinese
 
 
 def pattern_of(label):
@@ -34,7 +26,7 @@ def pattern_of(label):
 
 
 def translated(text):
-    """A text of a figure or a decoder's name, in Chinese if the lab and a font here are."""
+    """A text of a figure or a decoder's name, in Chinese if there is a font."""
     return next((chinese.replace('{word}', '{}').format(*found.groups()) for pattern, chinese in IN_CHINESE.items()
                  if (found := pattern.fullmatch(text))), text)
 
@@ -68,11 +60,9 @@ def draw_in_chinese(figure):
 
 
 IN_CHINESE = {}
-if LABELS.exists():
-    if len(plt.rcParams['font.family']) > 1:
-        labels = json.loads(LABELS.read_text(encoding='utf-8'))['figures']
-        IN_CHINESE = {pattern_of(label): chinese for label, chinese in labels.items()}
-        plt.rcParams['figure.hooks'] = ['lab.labels:draw_in_chinese']
-    else:
-        print('Figures stay English, as no font here has Chinese characters: pip install mplfonts, then restart the '
-              'kernel.')
+if len(plt.rcParams['font.family']) > 1:
+    labels = json.loads(LABELS.read_text(encoding='utf-8'))['figures']
+    IN_CHINESE = {pattern_of(label): chinese for label, chinese in labels.items()}
+    plt.rcParams['figure.hooks'] = ['lab.labels:draw_in_chinese']
+else:
+    print('图中的文字仍是英文，因为这里没有中文字体：请运行 pip install mplfonts，再重新启动内核。')
