@@ -32,15 +32,11 @@ def stand_ins(setting):
             scores[:len(rows), t] = F.linear(rows, fc.weight, fc.bias)
         return pack_padded_sequence(scores, lengths, batch_first=True).data
 
-    def product(x, weight, *_):
-        return x @ weight.T
-
     def score(keys, query, w, *_):
         return torch.relu(keys[:len(query)] + query.unsqueeze(1)) @ w
 
     return {"the words' part of the gates once for all words": (fast, 'F', SimpleNamespace(linear=words_step_by_step)),
             'the vocabulary layer once, over true words': (fc, 'forward', scores_step_by_step),
-            "each weight's gradient in one product (`Product`)": (fast, 'Product', SimpleNamespace(apply=product)),
             "the scores' own gradient (`Score`)": (fast, 'Score', SimpleNamespace(apply=score))}
 
 

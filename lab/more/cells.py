@@ -24,7 +24,7 @@ class DecoderWithCell(Decoder):
     :param vocab_size, encoder_dim: number of words, and of channels of the encoder's grid
     :param dropout: probability of dropping an entry of h before the vocabulary layer
     :param cell: 'RNN', 'GRU' or 'LSTM'
-    :raises ValueError: another cell; and in training a batch of one caption, for which batch norm has no variance
+    :raises ValueError: in training, a batch of one caption, for which batch norm has no variance
     """
 
     def __init__(self, embed_dim, decoder_dim, vocab_size, encoder_dim=2048, dropout=0.5, cell='GRU'):

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +50,9 @@ def file_of(encoder, dataset, grid, mirrored=False):
     digest = hashlib.sha256(f'{dataset.pictures} {encoder_digest(encoder)} {grid} {code_of_encoder(encoder)}'.encode())
     if mirrored:
         digest.update(dataset.sided.numpy().tobytes())
-    name = f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{digest.hexdigest()[:16]}.npy"
-    return dataset.images_path.with_name(name)
+    name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', dataset.images_path.stem.partition('_IMAGES_')[2])
+    return dataset.images_path.with_name(
+        f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{name}_{digest.hexdigest()[:16]}.npy")
 
 
 def caption_dataset(model, split):
