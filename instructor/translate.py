@@ -22,8 +22,8 @@ PATTERNS = ['README.md', 'instructor/ASSIGNMENT.md', 'instructor/BONUS.md', 'doc
             'docs/photos.md', 'docs/speed.md', 'docs/extensions.md', 'docs/design.md', 'models.py', 'solver.py',
             'datasets.py', 'create_input_files.py', 'utils.py', 'train_rnn.ipynb', 'train_attention.ipynb',
             'test.ipynb', 'caption.ipynb', 'compare.ipynb', 'notes/*.ipynb', 'notes/*.py', 'report/report.ipynb',
-            'report/*.py', 'report/page.css', 'lab/[a-z]*.py', 'lab/*/__init__.py', 'lab/data/[deistv]*.py',
-            'lab/decode/[a-z]*.py', 'lab/more/[a-z]*.py', 'lab/train/[cfmrs]*.py', 'lab/figures/[acs]*.py',
+            'report/*.py', 'report/page.css', 'lab/[anw]*.py', 'lab/*/__init__.py', 'lab/data/[deistv]*.py',
+            'lab/decode/[a-z]*.py', 'lab/more/[a-z]*.py', 'lab/train/[cfmrs]*.py', 'lab/figures/[cs]*.py',
             'lab/experiments/[cdt]*.py',
             'tests/c*.py', 'tests/test_todo*.py', 'tests/protocol.py', 'tests/rubric.toml',
             'tests/bonus/bonus_checks.py', 'tests/bonus/test_*.py', 'instructor/mistakes/todo*.toml']
