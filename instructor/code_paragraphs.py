@@ -116,7 +116,7 @@ def strings(node, whole, of_checks):
             parts = [node.value]
         case ast.Call(func=ast.Attribute(attr='same')) if of_checks:
             parts = node.keywords
-        case ast.Call(func=ast.Name('markdown_table'), args=words):
+        case ast.Call(func=ast.Name('markdown_table' | 'score_table'), args=words):
             words = words + [part for header in words if isinstance(header, ast.List) for part in ast.walk(header)]
         case ast.IfExp() if of_checks:
             words = [node.body, node.orelse]

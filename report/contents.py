@@ -17,7 +17,7 @@ from IPython.display import HTML, Markdown
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lab.experiments.compare import comparison_table, folder_name  # noqa: E402  the path comes first
+from lab.experiments.compare import all_scores, folder_name, score_table  # noqa: E402  the path comes first
 from lab.figures import bleu_table, label, plot_bleu, plot_history, read_histories  # noqa: E402
 from lab.train.checkpoints import read_checkpoint  # noqa: E402
 from lab.train.settings import check_settings, plain  # noqa: E402
@@ -245,8 +245,11 @@ def curves_compared(folders):
 @message_in_its_place
 def scores_compared(folders):
     """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
-    return table(comparison_table(read_runs(folders)), 'Test scores of the compared runs, mean ± standard deviation '
-                                                       'over the seeds. Minutes: of one training.')
+    runs = read_runs(folders)
+    others = [name for name in all_scores(runs) if not name.startswith('BLEU')]
+    return table(score_table(runs, 'run', others, 'seeds', [str(len(run['seeds'])) for run in runs]),
+                 'Test scores of the compared runs, mean ± standard deviation over the seeds. '
+                 'Minutes: of one training.')
 
 
 @message_in_its_place
@@ -254,16 +257,25 @@ def decoders_compared(folder):
     """Parameters, training time and test scores of the decoders; of the shapes also how many captions are right."""
     runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
     truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
-    text, caption = comparison_table(runs), 'The decoders on the test split.'
+    scores, rows = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU'))], []
+    for run in runs:
+        result, = run['seeds']
+        score, = (row for row in result['scores'] if row['beam_size'] == result['captions_beam_size'])
+        row = [run['name'], f"{result['parameters']:,}", f"{result['train_seconds']:.0f}", str(score['beam_size']),
+               *(f'{score[name]:.3f}' for name in scores)]
+        if truth:
+            found = truth.get(result['model'], dict(named=None, pointing=None))
+            row += ['' if part is None else f'{part:.1%}' for part in (found['named'], found['pointing'])]
+        rows.append(row)
+    caption = 'The decoders on the test split.'
     if truth:
-        percent = lambda part: '' if part is None else f'{part:.1%}'
-        text += '\n' + markdown_table(['decoder', 'named', 'pointing', 'by chance'], [
-            [label(name), *(percent(found[part]) for part in ('named', 'pointing', 'chance'))]
-            for name, found in truth.items()])
+        chances = [found['chance'] for found in truth.values() if found['pointing'] is not None]
+        by_chance = f', {chances[0]:.1%} by chance' if chances else ''
         caption += (' Named: captions that name the colour and shape of every object, and nothing else; '
                     'sizes and relations are not checked. '
-                    'Pointing: shape words whose greatest attention lies in the box of the object.')
-    return table(text, caption)
+                    f'Pointing: shape words whose greatest attention lies in the box of the object{by_chance}.')
+    return table(markdown_table(['decoder', 'parameters', 'training, s', 'beam', *scores,
+                                 *(['named', 'pointing'] if truth else [])], rows), caption)
 
 
 @message_in_its_place

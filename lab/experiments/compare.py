@@ -181,11 +181,19 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     return {language: read_json(path, AGAIN) for language, path in paths.items()}
 
 
-def score_cell(seeds, beam_size, metric):
-    """'0.204', with several seeds '0.204 ± 0.003', or '' where this beam size was not tested."""
-    values = [row[metric] for seed in seeds for row in seed['scores'] if row['beam_size'] == beam_size]
-    spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
-    return f'{mean(values):.3f}{spread}' if values else ''
+def score_cells(seeds, beam_size, metrics):
+    """A cell per metric: '0.204', with several seeds '0.204 ± 0.003', or '' where this beam size was not tested."""
+    rows, cells = [row for seed in seeds for row in seed['scores'] if row['beam_size'] == beam_size], []
+    for metric in metrics:
+        values = [row[metric] for row in rows]
+        spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
+        cells.append(f'{mean(values):.3f}{spread}' if values else '')
+    return cells
+
+
+def all_scores(results):
+    """Names of the scores that all results have."""
+    return score_names([row for result in results for seed in result['seeds'] for row in seed['scores']])
 
 
 def comparison_table(results):
@@ -193,19 +201,30 @@ def comparison_table(results):
 
     :param results: of :func:`compare`
     """
-    names = score_names([row for result in results for seed in result['seeds'] for row in seed['scores']])
-    others = [name for name in names if name not in ('BLEU-2', 'BLEU-3', 'BLEU-4')]
+    metrics = [name for name in all_scores(results) if name not in ('BLEU-2', 'BLEU-3', 'BLEU-4')]
+    epochs = [', '.join(f"{seed['best_epoch']} of {seed['epochs']}" for seed in result['seeds'] if seed['epochs'])
+              for result in results]
+    return score_table(results, 'decoder', metrics, 'best epoch', epochs)
+
+
+def score_table(results, first, metrics, extra, cells):
+    """Markdown: a row per run with its parameters, one more cell, BLEU-4 for every beam size, other metrics for the
+    middle one, and training minutes.
+
+    :param first: heading of the runs' names
+    :param metrics: names of the other metrics
+    :param extra, cells: heading of the column of these cells
+    """
     beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
     middle, rows = beams[len(beams) // 2], []
-    for result in results:
+    for result, cell in zip(results, cells, strict=True):
         seeds = result['seeds']
-        epochs = ', '.join(f"{seed['best_epoch']} of {seed['epochs']}" for seed in seeds if seed['epochs'])
         minutes = mean(seed['train_seconds'] for seed in seeds) / 60
-        rows.append([result['name'], f"{seeds[0]['parameters']:,}", epochs,
-                     *(score_cell(seeds, beam, 'BLEU-4') for beam in beams),
-                     *(score_cell(seeds, middle, name) for name in others), f'{minutes:.1f}' if minutes else ''])
-    return markdown_table(['decoder', 'parameters', 'best epoch', *(f'BLEU-4, beam {beam}' for beam in beams),
-                           *(f'{name}, beam {middle}' for name in others), 'minutes'], rows)
+        rows.append([result['name'], f"{seeds[0]['parameters']:,}", cell,
+                     *(bleu4 for beam in beams for bleu4 in score_cells(seeds, beam, ['BLEU-4'])),
+                     *score_cells(seeds, middle, metrics), f'{minutes:.1f}' if minutes else ''])
+    return markdown_table([first, 'parameters', extra, *(f'BLEU-4, beam {beam}' for beam in beams),
+                           *(f'{metric}, beam {middle}' for metric in metrics), 'minutes'], rows)
 
 
 def mean_scores(result):
