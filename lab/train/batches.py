@@ -38,8 +38,7 @@ def loader(dataset, numbers, batch_size, mirrored=False):
 
 
 def training_loader(dataset, cfg, epoch):
-    """The batches of an epoch, from 1 on. Their order depends on seed and epoch alone, so a resumed training sees the
-    same.
+    """The batches of an epoch. Their order depends on seed and epoch alone, so a resumed training sees the same.
 
     Where pictures go through the encoder, and in self-critical training, all captions of a picture are in one batch,
     ``batch_size`` rounded to whole pictures. With ``accumulate`` a batch is a part of a step. With ``flip`` every other
@@ -56,8 +55,10 @@ def training_loader(dataset, cfg, epoch):
 
 
 def weights_of(dataset, loader, accumulate):
-    """The weights, 1 on average, of the losses of a :func:`training_loader`'s batches, by their numbers of words: a
-    step is the mean of ``accumulate`` weighted losses."""
+    """The weight of the loss of each batch of a :func:`training_loader`, by its number of words; 1 on average.
+
+    A step is the mean of ``accumulate`` weighted losses.
+    """
     words = [int((dataset.caplens[part.flatten()] - 1).sum()) for part in loader.dataset.split(loader.batch_size)]
     steps = [sum(words[first:first + accumulate]) for first in range(0, len(words), accumulate)]
     return [own * accumulate / steps[number // accumulate] for number, own in enumerate(words)]
