@@ -91,6 +91,7 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
         with atomic_path(path) as temporary:
             needed = 2 * len(dataset.names) * int(np.prod(grid))
             check_space(path.parent, needed, 'make room, or set cache_features=False')
+            name_old_files(path)
             features = np.lib.format.open_memmap(temporary, 'w+', np.float16, (len(dataset.names), *grid))
             for numbers in progress_bar(torch.arange(len(features)).split(batch_size), unit='batch',
                                         desc=f'encode {dataset.split.lower()} images'):
@@ -102,3 +103,10 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
                 features[numbers.numpy()] = grids.cpu().numpy()
             del features  # it is closed then: Windows renames no open file
     return path
+
+
+def name_old_files(path):
+    """Print which files of features an older lab has left beside these: they are large, and nothing reads them."""
+    for old in path.parent.glob(f'{path.name.partition("_")[0]}_*FEATURES_*.hdf5'):
+        size = old.stat().st_size / 1e6
+        print(f'{old} ({size:.0f} MB) was written by an older version of this lab: you may delete it.')
