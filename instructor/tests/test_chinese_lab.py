@@ -37,10 +37,7 @@ evaluate(load_models('runs/shapes', 'Attention')['Attention'], beam_sizes=[1])
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
     """The Chinese handout with its TODOs done."""
-    folder = tmp_path_factory.mktemp('chinese')
-    for name, content in handout.files('zh').items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    folder, _ = handout.build(tmp_path_factory.mktemp('chinese'), 'zh')
     (folder / 'models.py').write_bytes(REFERENCE.read_bytes())
     return folder
 

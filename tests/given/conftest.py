@@ -5,8 +5,10 @@ open is reported as skipped, "not done yet", not as an error.
 """
 
 import functools
+import json
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -52,12 +54,14 @@ def other_source():
 
 
 @pytest.fixture(scope='session')
-def shared_data():
-    """The real photos and published figures; tests that need them are skipped where they are not there."""
-    folder = Path(os.environ.get('CAPTIONING_SHARED_DATA', ROOT.parent / 'shared' / 'data'))
-    if not (folder / 'metrics').exists():
-        pytest.skip(f'no photos and published figures in {folder}: CAPTIONING_SHARED_DATA names their folder')
-    return folder
+def published():
+    """References, captions, and their published figures; tests that need them are skipped where they are not there."""
+    folder = Path(os.environ.get('CAPTIONING_SHARED_DATA', ROOT.parent / 'shared' / 'data'), 'metrics')
+    if not folder.exists():
+        pytest.skip(f'no published figures in {folder}: CAPTIONING_SHARED_DATA names the folder above')
+    captions, *references = ([line.split() for line in (folder / name).read_text().splitlines()]
+                             for name in ('hyp.txt', 'ref1.txt', 'ref2.txt'))
+    return list(map(list, zip(*references, strict=True))), captions, json.loads((folder / 'expected.json').read_text())
 
 
 @pytest.fixture(scope='session')
@@ -67,6 +71,13 @@ def tiny_data(tmp_path_factory):
     json_path = generate_shapes(folder, train=24, val=6, test=6)
     name = create_input_files('shapes', json_path, folder, min_word_freq=1, output_folder=folder)
     return dict(data_folder=str(folder), data_name=name)
+
+
+@pytest.fixture
+def data(tiny_data, tmp_path):
+    """Folder and name of a copy of that set, without the drawings and without anybody's features."""
+    shutil.copytree(tiny_data['data_folder'], tmp_path / 'data', ignore=shutil.ignore_patterns('*FEATURES*', '*.png'))
+    return tmp_path / 'data', tiny_data['data_name']
 
 
 @pytest.fixture(scope='session')

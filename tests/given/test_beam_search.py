@@ -127,6 +127,14 @@ def test_scores_that_are_no_numbers_are_refused(search):
         search(decoder, images, WORD_MAP)
 
 
+def test_one_step_without_keys_is_right_as_well(monkeypatch):
+    """As a student may write it."""
+    decoder = network('attention', 1)
+    expected, own = beam_search(decoder, pictures(5), WORD_MAP, 3, 8), decoder.one_step
+    monkeypatch.setattr(decoder, 'one_step', lambda x, encoder_out, h, c: own(x, encoder_out, h, c))
+    assert [one.words for one in beam_search(decoder, pictures(5), WORD_MAP, 3, 8)] == [one.words for one in expected]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no CUDA GPU here')
 @every_decoder
 def test_on_the_gpu_as_on_the_cpu(name):

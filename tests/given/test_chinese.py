@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,11 @@ from lab.data.vocabulary import in_language, load_word_map
 from lab.decode.evaluate import caption_image, evaluate, find_picture
 from lab.experiments.compare import compare, side_by_side
 from lab.train.checkpoints import checkpoint_paths, load_models
+from lab.train.source import ROOT
 from report.contents import scores_compared
 from solver import check_settings, train
 from utils import sentence
 
-ROOT = Path(__file__).parents[2]
 CHINESE = dict(
     red='红色', orange='橙色', yellow='黄色', green='绿色', blue='蓝色', purple='紫色', white='白色', black='黑色',
     circle='圆形', square='正方形', triangle='三角形', star='星形', cross='十字', ring='圆环', heart='心形',

@@ -1,6 +1,5 @@
 """COCO's metrics against published figures."""
 
-import json
 import os
 import shutil
 import sys
@@ -18,13 +17,10 @@ CAPTIONS = ['a red star'.split(), 'two red moons'.split(), 'a green square left 
 
 
 @pytest.mark.parametrize('meteor', [False, pytest.param(True, marks=needs('Java'))])
-def test_published_figures(shared_data, meteor, tmp_path, monkeypatch):
+def test_published_figures(published, meteor, tmp_path, monkeypatch):
     """METEOR wherever Python lies, and whatever white space a word holds."""
     pytest.importorskip('pycocoevalcap')
-    folder = shared_data / 'metrics'
-    expected = json.loads((folder / 'expected.json').read_text())
-    captions, first, second = ([line.split() for line in (folder / name).open()]
-                               for name in ('hyp.txt', 'ref1.txt', 'ref2.txt'))
+    references, captions, expected = published
     if meteor:
         place = tmp_path / 'mein Übungsplatz, 图像 %20'
         shutil.copytree(Path(find_spec('pycocoevalcap').submodule_search_locations[0]) / 'meteor',
@@ -33,7 +29,7 @@ def test_published_figures(shared_data, meteor, tmp_path, monkeypatch):
         captions = [['\x0b' + words[0], *(f' {word}\r' for word in words[1:]), '\u3000'] for words in captions]
     else:
         monkeypatch.setenv('PATH', '')
-    scores = coco_scores([list(pair) for pair in zip(first, second, strict=True)], captions)
+    scores = coco_scores(references, captions)
     assert set(scores) == ({'ROUGE-L', 'METEOR'} if meteor else {'ROUGE-L'})
     assert scores == pytest.approx({name: expected[name] for name in scores}, abs=1e-6)
 

@@ -75,6 +75,13 @@ def zip_of(files):
     return buffer.getvalue()
 
 
+def offer(server, path, content, **wanted):
+    """:return: the source of this file, which the server has from now on"""
+    server.files[path] = content
+    checksum = f'sha256:{hashlib.sha256(content).hexdigest()}'
+    return Source(Path(path).name, len(content), checksum, server.address + path, **wanted)
+
+
 @pytest.fixture
 def coco(server, tmp_path, monkeypatch):
     """A small COCO on the server; what runs take as arguments."""
@@ -82,16 +89,11 @@ def coco(server, tmp_path, monkeypatch):
                    sentences=[dict(tokens=['a', 'cat', f'n{number}'])] * 5) for number, name in enumerate(NAMES)]
     Image.new('RGB', (40, 30)).save(picture := io.BytesIO(), 'JPEG')
     train, val = (dict.fromkeys(names, picture.getvalue()) for names in (NAMES[:12], NAMES[12:]))
-    sources = []
-    for path, wanted, files in (
+    sources = [offer(server, path, zip_of(files), **wanted) for path, wanted, files in (
             ('/caption_datasets.zip', dict(files=('dataset_coco.json',)),
              {'dataset_coco.json': json.dumps(dict(images=images)), 'other.json': '{}'}),
             (TRAIN, dict(filepath='train2014'), {**train, 'train2014/not_in_the_split.jpg': b'x', '_/._a.jpg': b'x'}),
-            (VAL, dict(filepath='val2014'), val)):
-        server.files[path] = content = zip_of(files)
-        checksum = hashlib.sha256(content).hexdigest()
-        sources.append(Source(Path(path).name, size=len(content), checksum=f'sha256:{checksum}',
-                              url=server.address + path, **wanted))
+            (VAL, dict(filepath='val2014'), val))]
     monkeypatch.setitem(download.SOURCES, 'coco', sources)
     monkeypatch.setattr(download, 'CHUNK', 100)
     return ['coco', '--folder', str(tmp_path)]
@@ -119,15 +121,10 @@ def test_flickr8k_with_the_chinese_captions(server, tmp_path, capsys, monkeypatc
               for name, split in zip(names, ['train'] * 4 + ['val', 'test'], strict=True)]
     Image.new('RGB', (40, 30)).save(picture := io.BytesIO(), 'JPEG')
     lines = ''.join(f'{name}#zhc#{k} 一只狗在草地上。\n' for k in range(2) for name in [*names, 'not_in_the_split.jpg'])
-    sources = []
-    for path, content, wanted in (
-            ('/caption_datasets.zip', zip_of({'dataset_flickr8k.json': json.dumps(dict(images=images))}),
-             ('dataset_flickr8k.json',)),
-            ('/pictures.zip', zip_of(dict.fromkeys(names, picture.getvalue())), ()),
-            ('/flickr8kzhc.caption.txt', lines.encode(), ('flickr8kzhc.caption.txt',))):
-        server.files[path] = content
-        sources.append(Source(path[1:], len(content), f'sha256:{hashlib.sha256(content).hexdigest()}',
-                              server.address + path, wanted))
+    captions = zip_of({'dataset_flickr8k.json': json.dumps(dict(images=images))})
+    sources = [offer(server, '/caption_datasets.zip', captions, files=('dataset_flickr8k.json',)),
+               offer(server, '/pictures.zip', zip_of(dict.fromkeys(names, picture.getvalue()))),
+               offer(server, '/flickr8kzhc.caption.txt', lines.encode(), files=('flickr8kzhc.caption.txt',))]
     monkeypatch.setitem(download.SOURCES, 'flickr8k-cn', sources)
     for _ in range(2):
         assert error_of(['flickr8k-cn', '--folder', str(tmp_path)]) is None

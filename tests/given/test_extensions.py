@@ -28,15 +28,8 @@ def test_two_heads_are_trained_with_scheduled_sampling_and_loaded(trained, tmp_p
         assert caption['alphas'].shape == (len(caption['caption']), 4, 4)
     with pytest.raises(ValueError, match='decoder_options'):  # though the weights would fit
         train({**cfg, 'decoder_options': {}, 'checkpoint': str(latest)})
-
-
-@pytest.mark.parametrize(('settings', 'hint'), [
-    (dict(decoder='lab.more.captionnet.CaptionNet', decoder_options=dict(head=2)), 'CaptionNet.*head'),
-    (dict(decoder_options=dict(cell='GRU')), 'DecoderWithAttention.*cell'),
-    (dict(teacher_forcing=0.5), "'teacher_forcing' is 0.5.*DecoderWithAttention")])
-def test_what_a_decoder_does_not_have(tiny_cfg, settings, hint):
-    with pytest.raises((TypeError, ValueError), match=hint):
-        train({**tiny_cfg, **settings})
+    with pytest.raises(TypeError, match='CaptionNet.*head'):  # it does not have this one
+        train({**cfg, 'decoder_options': dict(head=2)})
 
 
 # --- Scheduled sampling ---

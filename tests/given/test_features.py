@@ -38,13 +38,6 @@ def patches(size=2):
     return Encoder(Patches(), encoded_image_size=size)
 
 
-@pytest.fixture
-def data(tiny_data, tmp_path):
-    """A copy of the data set without anybody's features."""
-    shutil.copytree(tiny_data['data_folder'], tmp_path / 'data', ignore=shutil.ignore_patterns('*FEATURES*', '*.png'))
-    return tmp_path / 'data', tiny_data['data_name']
-
-
 def features_in(folder):
     """Finished or not."""
     return [path for path in folder.iterdir() if 'FEATURES' in path.name]

@@ -1,14 +1,12 @@
-"""BLEU against cases worked out by hand and published figures; files that are whole or as they were."""
+"""BLEU and CIDEr-D against cases worked out by hand, published figures and another program; files that are whole."""
 
 import errno
-import json
 import math
-import os
 import random
 
 import pytest
 
-from lab.decode.cider import cider_d
+from lab.decode.cider import CiderD, cider_d
 from lab.decode.metrics import bleu, caption_bleu, choose_captions, same_caption, scores_of
 from utils import atomic_path
 
@@ -31,12 +29,9 @@ def test_one_caption_for_nearly_all_pictures_is_said():
     assert same_caption([dull] * 18 + own[:2]) is same_caption(own) is same_caption([dull]) is None
 
 
-def test_published_figures(shared_data):
-    folder = shared_data / 'metrics'
-    expected = json.loads((folder / 'expected.json').read_text())
-    captions, first, second = ((folder / name).read_text().splitlines() for name in ('hyp.txt', 'ref1.txt', 'ref2.txt'))
-    found = scores_of([[words.split() for words in those] for those in zip(first, second, strict=True)],
-                      [words.split() for words in captions])
+def test_published_figures(published):
+    references, captions, expected = published
+    found = scores_of(references, captions)
     assert list(found) == [*ORDERS, 'CIDEr-D']
     assert list(found.values()) == pytest.approx([expected[name] for name in (*ORDERS, 'CIDEr')], abs=1e-6)
 
@@ -48,10 +43,14 @@ def test_published_figures(shared_data):
     # the reference of the closest length counts, and longer captions pay nothing more
     ([['a b c d e f g h', 'a b c d e x']], ['a b c d e'], [1, 1, 1, 1], math.exp(1 - 6 / 5)),
     ([['a b c d']], ['a b c d e'], [4 / 5, 3 / 4, 2 / 3, 1 / 2], 1),
+    # of two as close the shorter one
+    ([['a b c d e f', 'a b c d']], ['a b c d x'], [4 / 5, 3 / 4, 2 / 3, 1 / 2], 1),
     # counts are summed over images: 6 of 9 words, not the mean of 5 / 5 and 1 / 4
     ([['a b c d e'], ['f g h i']], ['a b c d e', 'f x y z'], [6 / 9, 4 / 7, 3 / 5, 2 / 3], 1),
     # no 4-gram in a caption of two words: 0 of 0, not 0 of 1
     ([['a'], ['a dog'], ['a dog runs on the grass']], ['a', 'a dog', 'a dog runs on the grass'], [1, 1, 1, 1], 1),
+    # no 3-gram in any caption: a millionth, as in pycocoevalcap
+    ([['a dog']], ['a dog'], [1, 1, 1e-6, 1e-6], 1),
     ([['a b c d'], ['e f g h']], ['a b c d', ''], [1, 1, 1, 1], math.exp(1 - 8 / 4)),
     ([['a b c d e'], ['f g']], ['', ''], [0, 0, 0, 0], 1)])
 def test_bleu_by_hand(references, captions, precisions, penalty, recwarn):
@@ -60,15 +59,22 @@ def test_bleu_by_hand(references, captions, precisions, penalty, recwarn):
     assert not recwarn.list  # a first epoch without a right 4-gram is no reason to warn
 
 
-def test_equal_to_pycocoevalcap_on_any_captions():
-    Bleu, rng = pytest.importorskip('pycocoevalcap.bleu.bleu').Bleu, random.Random(0)
-    for _ in range(200):
-        words = 'abcdefgh'[:rng.randint(1, 8)]
-        draw = lambda least=0: ' '.join(rng.choices(words, k=rng.randint(least, 9)))  # noqa: B023
-        references = [[draw(1) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 5))]
-        captions = [draw() for _ in references]
-        expected, _ = Bleu(4).compute_score(dict(enumerate(references)), {i: [c] for i, c in enumerate(captions)}, 0)
-        assert scores(references, captions) == pytest.approx(expected, abs=1e-12)
+def test_cider_of_the_reference_implementation():
+    """40 images with one to six references each and an empty one, of words that differ much in how common they are."""
+    cider = pytest.importorskip('pycocoevalcap.cider.cider').Cider()
+    rng, vocabulary = random.Random(0), [f'w{i}' for i in range(100)]
+
+    def caption():
+        return rng.choices(vocabulary, [1 / (i + 1) for i in range(100)], k=rng.randint(1, 14))
+
+    references = [[*(caption() for _ in range(rng.randint(1, 6))), []] for _ in range(40)]
+    captions = [rng.choice([caption(), rng.choice(those) + ['never', 'seen', 'never'] * rng.randint(0, 1), []])
+                for those in references]
+    mean, each = cider.compute_score({i: [' '.join(words) for words in those] for i, those in enumerate(references)},
+                                     {i: [' '.join(caption)] for i, caption in enumerate(captions)})
+    scorer = CiderD(references)
+    assert [scorer.score(i, caption) for i, caption in enumerate(captions)] == pytest.approx(list(each), abs=1e-6)
+    assert cider_d(references, captions)['CIDEr-D'] == pytest.approx(mean, abs=1e-6) and [] in captions
 
 
 @pytest.mark.parametrize('metric', [bleu, cider_d])
@@ -116,16 +122,9 @@ def test_a_file_is_whole_or_as_it_was(tmp_path):
         raise KeyboardInterrupt
     with pytest.raises(ZeroDivisionError), atomic_path(path):
         raise ZeroDivisionError  # before anything was written
-    assert path.read_text() == 'new' and list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_has_a_sentence(tmp_path, number):
-    """Also where torch.save hides it behind an error of its own."""
-    with pytest.raises(OSError, match='file.txt cannot be written.*disk'), atomic_path(tmp_path / 'file.txt') as path:
-        path.write_text('half')
-        try:
-            raise OSError(number, os.strerror(number))
+    with pytest.raises(OSError, match='file.txt cannot be written.*disk'), atomic_path(path):
+        try:  # test_checkpoints.py has a full disk
+            raise OSError(errno.EDQUOT, 'one has used up what one may')
         finally:
-            raise RuntimeError('unexpected pos')
-    assert not list(tmp_path.iterdir())
+            raise RuntimeError('torch.save may hide it behind an error of its own')
+    assert path.read_text() == 'new' and list(path.parent.iterdir()) == [path]

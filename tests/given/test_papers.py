@@ -11,12 +11,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_packed_sequence
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lab.train.batches import Batch
-from lab.train.checkpoints import load_model, save_checkpoint
-from lab.train.model import build_decoder, build_model
-from solver import check_settings, make_optimizer
+from lab.train.model import build_decoder
 
 # every size is another, so that no two can be mixed up
 PIXELS, ENCODER, ATTENTION, EMBED, STATE, WORDS = 6, 10, 4, 7, 9, 13
@@ -286,16 +282,22 @@ def test_half_precision_comes_close(name):
 
 
 @every_decoder
+def test_new_layers(name):
+    """Small weights where words come in and go out; the share that is dropped is the setting's."""
+    cfg = dict(**SIZES, dropout=0.35, decoder=DECODERS[name][0], decoder_options=DECODERS[name][1])
+    decoder = build_decoder(cfg, WORDS, ENCODER)
+    assert all(layer.weight.abs().max() <= 0.1 for layer in (decoder.embedding, decoder.fc))
+    assert not decoder.fc.bias.any() and decoder.dropout.p == 0.35
+    if name in ('plain', 'attention'):
+        assert all(layer.bias is not None for layer in decoder.modules() if isinstance(layer, nn.Linear))
+
+
+@pytest.mark.parametrize('name', ['plain', 'rnn', 'gru', 'lstm'])
 @torch.no_grad()
-def test_saved_and_loaded_it_says_the_same(name, tmp_path):
-    decoder, options, _ = DECODERS[name]
-    cfg = check_settings(dict(**SIZES, encoder='shapes_cnn', encoded_image_size=2, decoder=decoder,
-                              decoder_options=options, device='cpu'))
-    model, path = build_model(cfg, WORD_MAP).eval(), tmp_path / 'model.pth.tar'
-    optimizer = make_optimizer(model)
-    save_checkpoint([path], model, optimizer, ReduceLROnPlateau(optimizer))
-    loaded = load_model(path, 'cpu')
-    images, order = random(5, 3, 256, 256).mul(99).to(torch.uint8), torch.arange(5)
-    one, other = (each(Batch(images, order, captions(), torch.tensor(LENGTHS), order)) for each in (model, loaded))
-    assert loaded.name == decoder.rpartition('.')[2] and loaded.settings == cfg
-    assert torch.equal(one.scores, other.scores) and (one.alphas is None or torch.equal(one.alphas, other.alphas))
+def test_in_training_batch_norm_takes_the_batch_and_keeps_statistics(name):
+    decoder, other, images = make(name).train(), make(name), pictures().flatten(1, 2)
+    of_batch = decoder.init(images.mean(dim=1))
+    kept = [other.bn.running_mean.lerp(of_batch.mean(dim=0), 0.1), other.bn.running_var.lerp(of_batch.var(dim=0), 0.1)]
+    other.bn.running_mean, other.bn.running_var = of_batch.mean(dim=0), of_batch.var(dim=0, correction=0)
+    same(decoder.start(images)[0], other.start(images)[0])
+    same([decoder.bn.running_mean, decoder.bn.running_var], kept)

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import debug_launcher
+from test_solver import without_seconds
 
 import solver
 from datasets import CaptionDataset
@@ -73,10 +73,6 @@ def train_in(count, cfg):
     return history, weights, latest
 
 
-def without_seconds(history):
-    return [{key: value for key, value in entry.items() if key != 'seconds'} for entry in history]
-
-
 def assert_alike(history, expected):
     """But for rounding. The loss of validation is left out: its penalty is weighted by the words of a share."""
     for epoch, of_one in zip(without_seconds(history), without_seconds(expected), strict=True):
@@ -85,15 +81,13 @@ def assert_alike(history, expected):
 
 
 @pytest.fixture
-def equal_cfg(tiny_cfg, tmp_path):
+def equal_cfg(tiny_cfg, data):
     """All shares of a batch weigh the same: each caption to learn from has seven words. And no dropout."""
-    data, name = tmp_path / 'equal', tiny_cfg['data_name']
-    shutil.copytree(tiny_cfg['data_folder'], data)
-    dataset = CaptionDataset(data, name, 'TRAIN')
+    (folder, name), dataset = data, CaptionDataset(*data, 'TRAIN')
     captions = [encode_caption((words * 7)[:7], dataset.word_map, 7) for those in dataset.references for words in those]
-    write_json(data / f'TRAIN_CAPTIONS_{name}.json', captions)
-    write_json(data / f'TRAIN_CAPLENS_{name}.json', [9] * len(captions))
-    return {**tiny_cfg, 'data_folder': str(data), 'dropout': 0.0, 'batch_size': 10, 'decoder_lr': 1e-2}
+    write_json(folder / f'TRAIN_CAPTIONS_{name}.json', captions)
+    write_json(folder / f'TRAIN_CAPLENS_{name}.json', [9] * len(captions))
+    return {**tiny_cfg, 'data_folder': str(folder), 'dropout': 0.0, 'batch_size': 10, 'decoder_lr': 1e-2}
 
 
 def folder_of(cfg, name):
@@ -148,16 +142,13 @@ def launch_training(by, cfg):
     return history
 
 
-def test_train_and_go_on_from_the_command_line(equal_cfg, tmp_path):
-    data = tmp_path / 'data'
-    shutil.copytree(equal_cfg['data_folder'], data, ignore=shutil.ignore_patterns('*FEATURES*'))
-    cfg = {**equal_cfg, 'data_folder': str(data)}
-    launch_training('torchrun', {**cfg, 'epochs': 1})
-    latest, best = checkpoint_paths({**DEFAULTS, **cfg})
-    history = launch_training('accelerate', {**cfg, 'checkpoint': str(latest)})
+def test_train_and_go_on_from_the_command_line(equal_cfg):
+    launch_training('torchrun', {**equal_cfg, 'epochs': 1})
+    latest, best = checkpoint_paths({**DEFAULTS, **equal_cfg})
+    history = launch_training('accelerate', {**equal_cfg, 'checkpoint': str(latest)})
     assert_alike(history, train_in(1, folder_of(equal_cfg, 'one'))[0])
 
-    second = {**folder_of(cfg, 'second'), 'start_from': str(best), 'self_critical': 'greedy', 'epochs': 1}
+    second = {**folder_of(equal_cfg, 'second'), 'start_from': str(best), 'self_critical': 'greedy', 'epochs': 1}
     assert launch_training('accelerate', second)[0]['train_loss'] < 0
 
 

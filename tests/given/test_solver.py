@@ -391,14 +391,6 @@ def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, 
 # --- Ways to train ---
 
 
-@pytest.mark.parametrize('changes', [dict(cache_features=False, flip=True), dict(fine_tune_encoder=True, flip=True),
-                                     dict(flip=True), dict(embed_dropout=0.2, feature_dropout=0.2)],
-                         ids=str)
-def test_every_way_to_train(tiny_cfg, changes):
-    history = train({**tiny_cfg, **changes})
-    assert history[1]['train_loss'] < history[0]['train_loss']
-
-
 def test_optimizer_of_ones_own_has_a_group_for_each_part_and_all_are_clipped(tiny_cfg):
     """SGD of rate 1 moves each weight by its clipped gradient, the encoder's as well."""
     made, steps = [], {}
