@@ -14,11 +14,9 @@ from pathlib import Path
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
 from lab.figures import bleu_table
-from lab.notebooks import run_notebook
 from utils import read_json
 
-TRAINING = ('train_attention.ipynb', 'train_rnn.ipynb')  # side by side, a core each
-NOTEBOOKS = ('test.ipynb', 'caption.ipynb')
+SIDE_BY_SIDE = ('train_attention.ipynb', 'train_rnn.ipynb'), ('test.ipynb', 'caption.ipynb')  # a core each
 
 
 def main():
@@ -30,15 +28,13 @@ def main():
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     try:
         build = assemble(REFERENCE, arguments.build)
-        print(f'\n== {" and ".join(TRAINING)} ==', flush=True)
-        trainings = [subprocess.Popen([sys.executable, '-m', 'lab.notebooks', name], cwd=build) for name in TRAINING]
-        if any([training.wait() for training in trainings]):
-            sys.exit('error: a training notebook stopped')
-        for name in NOTEBOOKS:
-            print(f'\n== {name} ==', flush=True)
-            run_notebook(build / name, build / name)
     except ValueError as error:
         sys.exit(f'error: {error}')
+    for names in SIDE_BY_SIDE:
+        print(f'\n== {" and ".join(names)} ==', flush=True)
+        notebooks = [subprocess.Popen([sys.executable, '-m', 'lab.notebooks', name], cwd=build) for name in names]
+        if any([notebook.wait() for notebook in notebooks]):
+            sys.exit('error: a notebook stopped')
     print('\n== report ==', flush=True)
     subprocess.run([sys.executable, 'report/render.py'], cwd=build, check=True)
 

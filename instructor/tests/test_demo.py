@@ -12,18 +12,15 @@ from instructor import demo
 
 def test_it_prints_the_scores(tmp_path, monkeypatch, capsys):
     """Nothing is trained: a notebook only leaves these files."""
-    def process(*_, **options):
-        return SimpleNamespace(wait=lambda: 0)
-
-    def notebook(path, _):
-        runs = path.parent / 'runs/shapes'
+    def process(*_, cwd, **options):
+        runs = cwd / 'runs/shapes'
         runs.mkdir(parents=True, exist_ok=True)
         for name, score in (('NoAttention', 0.25), ('Attention', 0.75)):
             scores = [{'beam_size': 3, 'seconds': 1, 'BLEU-4': score}]
             (runs / f'test_{name}.json').write_text(json.dumps(
                 dict(model=name, parameters=1234567, best_epoch=8, scores=scores)))
+        return SimpleNamespace(wait=lambda: 0)
 
-    monkeypatch.setattr(demo, 'run_notebook', notebook)
     monkeypatch.setattr(demo, 'subprocess', SimpleNamespace(run=process, Popen=process))
     monkeypatch.setattr('sys.argv', ['demo', f'--build={tmp_path / "build"}'])
     demo.main()
