@@ -14,7 +14,7 @@ import sys
 
 from instructor.assemble import ROOT, assemble
 from instructor.cut import REFERENCE
-from instructor.demo import NOTEBOOKS, TRAINING
+from instructor.demo import SIDE_BY_SIDE
 from instructor.pictures import save_small
 from lab.notebooks import run_notebook
 from report.render import GUIDE, YOUR_NAME, YOUR_TEXT, still_open, write_page
@@ -106,7 +106,7 @@ def main():
     os.environ.setdefault('OMP_NUM_THREADS', '1')  # see instructor/demo.py
     try:
         build = assemble(REFERENCE, ROOT / 'build' / 'example')
-        notebooks = {name: {} for name in (*TRAINING, *NOTEBOOKS)} | {'compare.ipynb': COMPARISON}
+        notebooks = {name: {} for names in SIDE_BY_SIDE for name in names} | {'compare.ipynb': COMPARISON}
         for name, parameters in notebooks.items() if not arguments.texts else ():
             print(f'\n== {name} ==', flush=True)
             run_notebook(build / name, build / name, **parameters)
