@@ -228,7 +228,7 @@ def test_the_best_score_picks_the_checkpoint_then_the_loss(tiny_cfg, scripted, m
 
 
 def test_learning_rate_falls_and_training_stops_also_over_a_resume(tiny_cfg, scripted):
-    scripted([0.1, 0.5] + [0.4] * 100)
+    scripted([0.45, 0.5] + [0.4] * 100)
     history = train({**tiny_cfg, 'epochs': 100, 'decoder_lr': 1e-3})
     assert len(history) == 22  # the best, then 20 without a better one
     assert [e['decoder_lr'] for e in history] == pytest.approx([1e-3] * 10 + [0.8e-3] * 8 + [0.64e-3] * 4)
