@@ -70,7 +70,7 @@ def squash(image):
 
 
 def load_image(path):
-    """A file as :func:`open_image` and :func:`squash` give it."""
+    """A file as :func:`open_image` and :func:`squash` give it: (3, SIDE, SIDE) uint8, RGB."""
     return squash(open_image(Path(path).expanduser().read_bytes(), path))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from utils import read_json
 
-RUN_AGAIN = 'run create_input_files, or correct data_folder and data_name'
+RUN_AGAIN = 'delete it if it is there and run create_input_files, or correct data_folder and data_name'
 PAD, UNK, START, END = SPECIAL_TOKENS = ('<pad>', '<unk>', '<start>', '<end>')
 
 
