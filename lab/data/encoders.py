@@ -103,9 +103,11 @@ def _torchvision(name, weights):
     try:
         return torchvision.models.get_model(name, weights=best)
     except Exception as error:
+        cached = Path(torch.hub.get_dir(), 'checkpoints', best.url.rpartition('/')[2])
         raise ValueError(
-            f'the ImageNet weights of {name!r} could not be loaded ({error}): connect to the internet once, or name a '
-            'file with them in encoder_weights, or set encoder_weights=None for random ones') from error
+            f'the ImageNet weights of {name!r} could not be loaded ({error}): '
+            + (f'{cached} is damaged, delete it' if cached.exists() else 'connect to the internet once')
+            + ', or name a file with them in encoder_weights, or set encoder_weights=None for random ones') from error
 
 
 def _as_stages(model):

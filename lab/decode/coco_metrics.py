@@ -25,8 +25,8 @@ def coco_scores(references, captions, log=print):
     except ImportError:
         log('METEOR and ROUGE-L are left out: they come with pip install ".[metrics]"')
         return {}
-    gts = {i: [' '.join(words) for words in each] for i, each in enumerate(references)}
-    res = {i: [' '.join(words)] for i, words in enumerate(captions)}
+    gts = {i: [_text(words) for words in each] for i, each in enumerate(references)}
+    res = {i: [_text(words)] for i, words in enumerate(captions)}
     scores = {'ROUGE-L': float(Rouge().compute_score(gts, res)[0])}
     if re.search('[\u4e00-\u9fff]', ''.join(text for text, in res.values())):
         log('METEOR is left out for Chinese: its word stems, synonyms and paraphrases are English')
@@ -36,6 +36,11 @@ def coco_scores(references, captions, log=print):
     except (OSError, RuntimeError, ValueError) as error:  # there is no Java, or it fails in one of many ways
         log(f'METEOR is left out, which needs Java: {error}')
     return scores
+
+
+def _text(words):
+    """A caption as the scorers take it: one line, one blank between words, whatever a word holds."""
+    return ' '.join(' '.join(words).split())
 
 
 def _meteor(gts, res):

@@ -18,7 +18,7 @@ CAPTIONS = ['a red star'.split(), 'two red moons'.split(), 'a green square left 
 
 @pytest.mark.parametrize('meteor', [False, pytest.param(True, marks=needs('Java'))])
 def test_published_figures(published, meteor, tmp_path, monkeypatch):
-    """METEOR wherever Python lies."""
+    """METEOR wherever Python lies, and whatever white space a word holds."""
     pytest.importorskip('pycocoevalcap')
     references, captions, expected = published
     if meteor:
@@ -26,6 +26,7 @@ def test_published_figures(published, meteor, tmp_path, monkeypatch):
         shutil.copytree(Path(find_spec('pycocoevalcap').submodule_search_locations[0]) / 'meteor',
                         place / 'pycocoevalcap/meteor')
         monkeypatch.syspath_prepend(place)  # its parts are looked for in every folder of the path
+        captions = [['\x0b' + words[0], *(f' {word}\r' for word in words[1:]), '\u3000'] for words in captions]
     else:
         monkeypatch.setenv('PATH', '')
     scores = coco_scores(references, captions)

@@ -128,12 +128,16 @@ def test_weights_from_a_file(tmp_path):
     assert torch.equal(found, model.conv1.weight)
 
 
-def test_weights_that_cannot_be_downloaded(tmp_path, monkeypatch):
+def test_weights_that_cannot_be_downloaded_or_were_cut(tmp_path, monkeypatch):
     def offline(*arguments, **options):
         raise urllib.error.URLError('no route to host')
     monkeypatch.setenv('TORCH_HOME', str(tmp_path))
     monkeypatch.setattr(torch.hub, 'download_url_to_file', offline)
     with pytest.raises(ValueError, match="'resnet18'.*no route to host.*encoder_weights=None"):
+        Encoder('resnet18')
+    path = tmp_path / 'hub/checkpoints' / torchvision.models.ResNet18_Weights.DEFAULT.url.rpartition('/')[2]
+    path.write_bytes(b'<!DOCTYPE html>')
+    with pytest.raises(ValueError, match=f'{path}.*delete'):
         Encoder('resnet18')
 
 
