@@ -49,7 +49,7 @@ def read_json(path, advice):
     """The content of a JSON file.
 
     :param advice: what to do about a file that is missing or damaged
-    :raises ValueError: it is; the message ends in the advice
+    :raises ValueError: the file is missing, empty, cut or damaged; the message ends in the advice
     """
     try:
         return json.loads(Path(path).expanduser().read_text(encoding='utf-8'))

@@ -38,7 +38,10 @@ def set_up():
 
 
 def install(place):
-    """Install what pyproject.toml asks for; pip leaves alone what is there."""
+    """Install what pyproject.toml asks for; pip leaves alone what is there.
+
+    :raises RuntimeError: pip failed
+    """
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
     wanted = project['dependencies'] + project['optional-dependencies']['photos']
     print(f'{place}: installing what is missing')

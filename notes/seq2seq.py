@@ -21,7 +21,7 @@ DATE_LENGTH = len('September 23, 2024')
 
 
 LETTERS = string.ascii_lowercase
-NEXT = str.maketrans(LETTERS, LETTERS[1:] + LETTERS[0])  # of each letter the one behind it, of z a
+NEXT = str.maketrans(LETTERS, LETTERS[1:] + LETTERS[0])  # b for a, c for b, ..., a for z
 STRING_TASKS = {'reverse': lambda text: text[::-1], 'copy': lambda text: text,
                 'shift': lambda text: text.translate(NEXT)}
 

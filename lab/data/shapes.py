@@ -440,9 +440,10 @@ def judge_captions(captions, json_path):
         boxes = boxes_of[c["name"]]
         if named_objects(c["caption"]) != Counter(kind for kind, _ in boxes):
             wrong.append(i)
-        for position, _, color, shape in shape_words(c["caption"]) if c["alphas"] is not None else ():
-            found = points_at(c["alphas"][position], (color, shape), boxes)
-            words.setdefault(c["caption"][position], []).append(found)
+        if c["alphas"] is not None:
+            for position, _, color, shape in shape_words(c["caption"]):
+                found = points_at(c["alphas"][position], (color, shape), boxes)
+                words.setdefault(c["caption"][position], []).append(found)
     pairs = [pair for of_word in words.values() for pair in of_word]
     pointing, chance = np.mean(pairs, axis=0).tolist() if pairs else (None, None)
     return {"images": len(captions), "named": 1 - len(wrong) / max(len(captions), 1), "wrong": wrong,

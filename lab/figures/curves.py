@@ -95,8 +95,9 @@ def plot_bleu(results):
         for result in results:
             beams = [row['beam_size'] for row in result['scores']]
             axes.plot(beams, [row[key] for row in result['scores']], **styles[result['model']])
-        for words in {result['reference_words'] for result in results} if key == 'words' else ():  # one a language
-            axes.axhline(words, color='0.4', linestyle=':')
+        if key == 'words':
+            for words in {result['reference_words'] for result in results}:  # one for each language
+                axes.axhline(words, color='0.4', linestyle=':')
         axes.set(title='words per caption' if key == 'words' else key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
         # from 0, and all BLEU alike: a zoom makes a difference of 0.01 look like a victory

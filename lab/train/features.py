@@ -71,6 +71,7 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
     Of the backbone's own grid and the pooled one it holds the smaller. One process writes, others wait for it.
 
     :param encoder: ``models.Encoder``, frozen; it is run in ``eval()``
+    :param dataset: ``CaptionDataset`` of images
     :param mirrored: encode the mirror images, see ``CaptionDataset.images``
     :param output_folder: takes the file where the folder of the images cannot be written
     :return: path of the file, (images, h, w, encoder_dim) float16, as ``numpy.load`` reads it

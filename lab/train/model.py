@@ -178,6 +178,8 @@ def build_model(cfg, word_map, encoder=None):
 def build_decoder(cfg, vocab_size, encoder_dim):
     """A decoder gets those sizes that its ``__init__`` names (all of them if it has ``**kwargs``) and its options.
 
+    :param encoder_dim: channels of the encoder's grid
+    :return: a decoder of the class that the settings name, with scores (..., vocab_size)
     :raises ValueError: the class cannot be found, or it lacks the scheduled sampling that the settings ask for
     """
     sizes = dict(attention_dim=cfg['attention_dim'], embed_dim=cfg['embed_dim'], decoder_dim=cfg['decoder_dim'],
