@@ -102,7 +102,7 @@ def plot_bleu(results):
         axes.margins(0.1)
         # from 0, and all BLEU alike: a zoom makes a difference of 0.01 look like a victory
         axes.set_ylim(0, 1 if key.startswith('BLEU') else 1.1 * axes.get_ylim()[1])
-    legend.legend(axes.lines, [*names, 'references'], loc='center').set_in_layout(False)
+    legend.legend(axes.lines[:len(names) + 1], [*names, 'references'], loc='center').set_in_layout(False)
     return figure
 
 
@@ -132,6 +132,7 @@ def plot_diversity(results, others):
         below.set(xlabel='words per caption')
     for axes in panels[:, 0]:
         axes.set(ylabel='CIDEr-D')
+        axes.margins(y=0.12)  # no marker is cut
     figure.legend(below.lines, drawable(searches), loc='outside lower center', ncols=4)
     return figure
 
