@@ -38,6 +38,11 @@ SCRIPT = Path(__file__).with_name('app.js')
 STYLES = "style-src 'self' 'unsafe-inline'"  # Voila's template asks a server far away for icons, and waits for it
 
 
+def search_of(name):
+    """The search of a model of ``checkpoints.load_models``: that of photos has rules of its own."""
+    return PHOTO_SEARCH if name.startswith('photos') else beam_search
+
+
 def describe(content, models, beam_size=3, file='this file'):
     """Caption one image file.
 
@@ -54,8 +59,7 @@ def describe(content, models, beam_size=3, file='this file'):
     picture.thumbnail((SHOWN, SHOWN))
     found = {}
     for name, model in models.items():
-        search = PHOTO_SEARCH if name.startswith('photos') else beam_search
-        found[name] = caption_image(model, pixels, beam_size, search=search)
+        found[name] = caption_image(model, pixels, beam_size, search=search_of(name))
     return np.asarray(picture), found
 
 

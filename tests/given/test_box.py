@@ -20,6 +20,7 @@ def test_a_damaged_box(tmp_path):
 def test_the_lab_captions_a_photo_in_two_languages():
     models = load_models('', 'photos', 'cpu')
     assert list(models) == ['photos_en', 'photos_zh'] and PHOTOS.stat().st_size < 13e6
+    assert list(load_models('', 'photos_zh', 'cpu')) == ['photos_zh']
     photo = torch.from_numpy(data.astronaut()).permute(2, 0, 1)
     english, chinese = (caption_image(model, photo) for model in models.values())
     assert len(english['caption']) > 4 and not CHINESE.search(''.join(english['caption']))
