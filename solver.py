@@ -125,13 +125,13 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     elif cfg['fine_tune_encoder'] and not cfg['checkpoint']:
         log('The encoder is trained together with an untrained decoder: better train with it frozen first, and go on '
             'from the best checkpoint (start_from).')
-    word_vectors.set_up(model)
-    own_optimizer, optimizer = optimizer, make_optimizer(model, optimizer)
-    before = resume(model, optimizer, cfg['checkpoint']) if cfg['checkpoint'] else None
+    word_vectors.load_named(model)
+    built = make_optimizer(model, optimizer)
+    before = resume(model, built, cfg['checkpoint']) if cfg['checkpoint'] else None
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
     check_monitor(cfg['monitor'], val_data.references_in)
-    model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, loss=loss, optimizer=own_optimizer)
-    scheduler = make_scheduler(optimizer, cfg, train_data, len(model.history))
+    model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, loss=loss, optimizer=optimizer)
+    scheduler = make_scheduler(built, cfg, train_data, len(model.history))
     if before and not cfg['cosine']:
         scheduler.load_state_dict(before['scheduler'])
     few = batches.collate(train_data, torch.linspace(0, len(train_data) - 1, 8).long())
@@ -141,7 +141,7 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
         log(model.use_fast_forward(few))
     word_vectors.add_dropout(model)
     Path(cfg['output_folder']).mkdir(parents=True, exist_ok=True)
-    wrapped, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+    wrapped, optimizer, scheduler = accelerator.prepare(model, built, scheduler)
     return Run(accelerator, model, wrapped, train_data, val_data, optimizer, scheduler, loss)
 
 
@@ -168,7 +168,7 @@ def make_scheduler(optimizer, cfg, dataset, trained=0):
         return ReduceLROnPlateau(optimizer, mode='max', factor=DECAY, patience=DECAY_AFTER - 1, threshold=0)
     steps = math.ceil(len(batches.training_loader(dataset, cfg, 1)) / cfg['accumulate'])
     for group in optimizer.param_groups:
-        group['initial_lr'] = cfg[f"{group['name']}_lr"]
+        group.setdefault('initial_lr', group['lr'])  # that of the first step, also where the training goes on
     half_cosine = lambda step: (1 + math.cos(math.pi * step / (steps * cfg['epochs']))) / 2
     return LambdaLR(optimizer, half_cosine, last_epoch=steps * trained - 1)
 
@@ -225,7 +225,7 @@ def caption_loss(scores, targets, alphas=None, alpha_c=0.0, label_smoothing=0.0)
     :param targets: (words,) long, the true words
     :param alphas: (batch_size, steps, num_pixels), zero past a caption's end; None without attention
     :param alpha_c: weight of the penalty
-    :param label_smoothing: share of each target that is spread over all words
+    :param label_smoothing: probability of each target that is spread over all words
     :return: 0-dim
     """
     loss = nn.functional.cross_entropy(scores, targets, label_smoothing=label_smoothing)
@@ -259,14 +259,14 @@ def validate(run):
     model.eval()
     losses, cross_entropy, top5 = AverageMeter(), AverageMeter(), AverageMeter()
 
-    def bar(numbers, batch_size, desc):
+    def batches_of(numbers, batch_size, desc):
         loader = batches.loader(dataset, numbers, batch_size)
         return progress_bar(run.accelerator.prepare_data_loader(loader, False), desc=desc, unit='batch', leave=False)
 
     forced, greedy = [], {}  # captions, in the order of the data set; scores by language
     # the captions of a picture are in one batch if they fit
     whole_pictures = max(cfg['batch_size'] // dataset.cpi, 1) * dataset.cpi
-    for batch in bar(torch.arange(len(dataset)), whole_pictures, desc='validate'):
+    for batch in batches_of(torch.arange(len(dataset)), whole_pictures, desc='validate'):
         decoded = run.wrapped(batch)
         words = len(decoded.targets)
         losses.update(loss_of(loss, decoded, batch), words)
@@ -276,7 +276,7 @@ def validate(run):
                           for caption in decoded.guesses()], use_gather_object=True)
     for own in dataset.by_language():
         captions = []
-        for batch in bar(torch.arange(0, len(own), own.cpi), cfg['batch_size'], desc='greedy captions'):
+        for batch in batches_of(torch.arange(0, len(own), own.cpi), cfg['batch_size'], desc='greedy captions'):
             found = greedy_search(model.decoder, model.encode(batch.images), own.word_map)
             captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
         if len(model.history) >= 2 and (warning := same_caption(captions)):  # at first that is normal

@@ -23,12 +23,12 @@ SETTINGS = dict(data_folder='data/flickr8k_both', output_folder='runs/photos', s
 
 
 def pack(state, path):
-    """Write the model of a checkpoint, as ``lab/train/box.py`` reads it.
+    """Write the model of a checkpoint, as ``lab/data/box.py`` reads it.
 
     :param state: of ``checkpoints.read_checkpoint``; an encoder that was not fine-tuned is kept by name
     :param path: ends in .safetensors
     """
-    from lab.train.box import PARTS, VALUES
+    from lab.data.box import PARTS, VALUES
     from utils import atomic_path
 
     tensors = {}

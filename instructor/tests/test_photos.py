@@ -3,7 +3,7 @@
 import torch
 
 from instructor.pack_photos import pack
-from lab.train.box import unpack
+from lab.data.box import unpack
 
 
 def test_a_packed_model_is_the_checkpoints(tmp_path):

@@ -15,6 +15,7 @@ import torch
 
 from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import languages_of, load_word_map
+from lab.decode import metrics
 from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, save_result
 from lab.decode.metrics import score_names
@@ -23,7 +24,7 @@ from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
 from lab.train.model import build_model, decoder_name
 from lab.train.resume import fingerprints
-from lab.train.source import code_digest
+from lab.train.source import code_digest, function_digest
 from solver import check_settings, train
 from utils import atomic_path, best_epoch, markdown_table, read_json, sentence, write_json
 
@@ -159,7 +160,8 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     """
     provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
-                      checkpoints=[file_digest(path) for path in checkpoints])
+                      checkpoints=[file_digest(path) for path in checkpoints],
+                      metrics=[function_digest(metric) for metric in metrics.METRICS])
     paths = {}
     for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name'])):
         ending = f'_{language}' if language else ''

@@ -39,7 +39,7 @@ def train_epoch(run, epoch, scorers):
         with accelerator.accumulate(run.wrapped):
             with accelerator.autocast():
                 encoder_out, pictures = model.encode(batch.images), (batch.numbers // run.train_data.cpi).unique()
-                of_languages = [loss_of(model, run.wrapped, encoder_out, pictures, word_map, scorer)
+                of_languages = [loss_in_language(model, run.wrapped, encoder_out, pictures, word_map, scorer)
                                 for word_map, scorer in scorers]
                 loss, reward = (torch.stack(values).mean(dim=0) for values in zip(*of_languages, strict=True))
             accelerator.backward(loss)
@@ -56,7 +56,7 @@ def scorers_of(dataset):
             for own in dataset.by_language()]
 
 
-def loss_of(model, wrapped, encoder_out, pictures, word_map, scorer):
+def loss_in_language(model, wrapped, encoder_out, pictures, word_map, scorer):
     """Draw captions of a batch's pictures in one language, and learn from their scores.
 
     :param model: ``model.CaptionModel``

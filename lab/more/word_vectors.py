@@ -40,7 +40,7 @@ def load(embedding, path, word_map):
     return len(loaded)
 
 
-def set_up(model):
+def load_named(model):
     """Load the word vectors that the settings name into a new decoder."""
     cfg, embedding = model.settings, getattr(model.decoder, 'embedding', None)
     if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from lab.train.box import PHOTOS, unpack
+from lab.data.box import PHOTOS, unpack
 from lab.train.features import encoder_digest
 from lab.train.model import build_model, decoder_name
 from utils import atomic_path

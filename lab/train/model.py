@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from lab.data.vocabulary import in_language, languages_of
 from lab.train import fast
+from lab.train.devices import log
 from lab.train.source import ROOT, edited
 from models import DecoderWithAttention, DecoderWithRNN, Encoder
 
@@ -170,7 +171,7 @@ def build_model(cfg, word_map, encoder=None):
                       cfg['encoder_weights'])
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
     if files := edited(cfg.get('decoder')):
-        print(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
+        log(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
               "notebook's kernel) to run what is there now.")
     return CaptionModel(encoder, decoder, word_map, cfg).to(cfg['device'])
 

@@ -51,7 +51,7 @@ def resume(model, optimizer, path):
     for group in optimizer.param_groups:
         key = f"{group['name']}_lr"
         if cfg[key] != before[key] or cfg['cosine'] != before['cosine']:
-            group['lr'] = cfg[key]
+            group.update(lr=cfg[key], initial_lr=cfg[key])
     model.history = state['history']
     states = state['random_states']
     torch.set_rng_state(states['torch'])
@@ -88,7 +88,8 @@ def move_aside(cfg):
         return
     _, best = checkpoint_paths(cfg)
     name = decoder_name(cfg)
-    if files := sorted(best.parent.glob(f'*_{name}.*')):  # checkpoints, history and scores
+    # checkpoints, history and scores, in several languages test_Attention_zh.json
+    if files := sorted(path for end in ('.*', '_??.json') for path in best.parent.glob(f'*_{name}{end}')):
         folder = next(path for n in itertools.count(1) if not (path := best.with_name(f'earlier_{n}')).exists())
         folder.mkdir()
         for path in files:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from skimage import data
 
+from lab.data.box import PHOTOS
 from lab.decode.evaluate import caption_image
 from lab.figures.style import CHINESE
-from lab.train.box import PHOTOS
 from lab.train.checkpoints import load_model, load_models
 
 

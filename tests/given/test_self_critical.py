@@ -11,7 +11,7 @@ from torch import nn
 from lab.decode.cider import CiderD
 from lab.decode.greedy_search import greedy_search, sample_search
 from lab.more import self_critical, word_vectors
-from lab.more.self_critical import loss_of
+from lab.more.self_critical import loss_in_language
 from lab.train.checkpoints import checkpoint_paths, load_model, read_checkpoint
 from lab.train.model import CaptionModel
 from solver import DEFAULTS, check_settings, train
@@ -53,7 +53,7 @@ def test_loss_and_gradient_of_a_batch(name, baseline, monkeypatch):
     parameters, found = list(model.decoder.parameters()), []
     for model.fast in (False, True) if name in ('plain', 'attention') else (False,):
         torch.manual_seed(0)
-        loss, reward = loss_of(model, model, model.encode(images), torch.tensor(shown), WORD_MAP, scorer)
+        loss, reward = loss_in_language(model, model, model.encode(images), torch.tensor(shown), WORD_MAP, scorer)
         found.append([loss, *torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)])
     assert all(module.training for module in model.modules()) and model.decoder.dropout.p == 0.5
     assert all(torch.equal(value, before[key]) for key, value in model.decoder.state_dict().items())  # batch norm's too

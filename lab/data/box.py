@@ -10,9 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from lab.train.source import ROOT
-
-PHOTOS = ROOT / 'weights' / 'photos.safetensors'
+PHOTOS = Path(__file__).parents[2] / 'weights' / 'photos.safetensors'
 PARTS = 'decoder', 'encoder'
 VALUES = ('settings', 'word_map', 'encoder_digest')  # of a checkpoint, as JSON
 
