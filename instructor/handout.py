@@ -24,7 +24,7 @@ from instructor import translate
 from instructor.assemble import ROOT, wanted_files, without_outputs
 from instructor.cut import BEGIN, BONUS, END, REFERENCE, student_source
 from instructor.expected import as_file, content_of
-from lab.train import box
+from lab.data import box
 from utils import atomic_path
 
 sys.path.insert(0, str(ROOT / 'tests'))

@@ -12,6 +12,7 @@ from lab.data.shapes import generate_shapes
 from tests.given.programs import path_without_programs
 
 
+@pytest.mark.slow  # the notebook runs in test_notebooks.py
 def test_another_data_set(tmp_path):
     generate_shapes(tmp_path / 'data', train=24, val=6, test=6)
     name = create_input_files('own', tmp_path / 'data/dataset_shapes.json', tmp_path / 'data', min_word_freq=1,

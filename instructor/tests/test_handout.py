@@ -12,14 +12,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import needs_a_sandbox, run_module
+from helpers import needs_a_sandbox
 
-from instructor import bonus, handout, translate
+from instructor import bonus, handout
 from instructor.assemble import ROOT, wanted_files
 from instructor.cut import REFERENCE
 from instructor.expected import checking
 from instructor.handout import NAME, HandoutError, build, files, pack, prove_nothing_is_given_away
-from instructor.mistakes import mistakes
 
 
 @pytest.fixture(scope='module', params=['en', 'zh'])
@@ -61,7 +60,8 @@ SOLUTION = '        alpha = e.softmax(dim=1)\n'
     ('test.ipynb', notebook_with(metadata=dict(authors=[{'name': 'Somebody'}])), 'metadata: authors'),
     ('test.ipynb', notebook_with(source=[SOLUTION.strip()]), 'a line of the solution')])
 def test_a_leak_is_found(tmp_path, name, content, message):
-    (tmp_path / 'bad.zip').write_bytes(pack({**files(), name: content}))
+    others = {name: content for name, content in files().items() if not name.startswith('weights/')}  # slow to pack
+    (tmp_path / 'bad.zip').write_bytes(pack({**others, name: content}))
     with pytest.raises(HandoutError, match=message):
         prove_nothing_is_given_away(tmp_path / 'bad.zip')
 
@@ -78,18 +78,6 @@ def test_it_works_as_a_student_finds_it(built, step, tmp_path):
     """The environment is the one that this test runs in: made from the same file."""
     step(shutil.copytree(built[0], tmp_path / 'lab'), sys.executable)
     assert (built[0] / 'requirements.txt').read_bytes().startswith((ROOT / 'requirements.txt').read_bytes())
-
-
-@pytest.mark.parametrize('built', ['zh'], indirect=True)
-def test_the_checks_speak_chinese(built, tmp_path):
-    """A known mistake is named once, in the words of the handout."""
-    lab = shutil.copytree(built[0], tmp_path / 'lab')
-    mistake = next(mistake for mistake in mistakes() if mistake.name == 'batch norm missing')
-    (lab / 'models.py').write_text(mistake.source(), encoding='utf-8')
-    said = run_module('pytest', '-q', 'tests', '-k', 'todo1', cwd=lab, code=1)
-    about = translate.chinese('instructor/mistakes/todo1.toml')[mistake.about]
-    assert ''.join(said.split()).count(''.join(about.split())) == 1, said
-    assert re.search(r'^TODO 1  有错误', said, re.M)
 
 
 def test_a_handout_in_which_a_command_fails_is_refused(tmp_path):

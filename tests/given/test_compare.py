@@ -185,14 +185,16 @@ def test_another_file_under_the_same_name_counts(cfg, tmp_path, setting):
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_a_metric_of_ones_own_and_other_beam_sizes_are_tested_without_a_training(again, monkeypatch):
+@pytest.mark.parametrize('beam_sizes', [BEAM_SIZES, (2, 3)])
+def test_a_metric_of_ones_own_is_tested_without_a_training(again, monkeypatch, beam_sizes):
     mine = lambda references, captions: {'mine': len(captions)}
     monkeypatch.setattr(metrics, 'METRICS', [*metrics.METRICS, mine])
-    trained, results = again(beam_sizes=(2, 3))
+    trained, results = again(beam_sizes=beam_sizes)
     assert trained == []
     for result in results:
-        assert [(row['beam_size'], row['mine']) for row in result['seeds'][0]['scores']] == [(2, 6), (3, 6)]
-    assert {'mine, beam 3', 'METEOR, beam 3', 'BLEU-4, beam 2'} < set(columns(comparison_table(results))[0])
+        assert [(row['beam_size'], row['mine']) for row in result['seeds'][0]['scores']] == [(n, 6) for n in beam_sizes]
+    names = {*columns(comparison_table(results))[0]}
+    assert {f'mine, beam {beam_sizes[1]}', f'METEOR, beam {beam_sizes[1]}', 'BLEU-4, beam 2'} < names
 
 
 def test_a_stopped_comparison_goes_on(cfg, tmp_path, monkeypatch):

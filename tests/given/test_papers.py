@@ -272,6 +272,15 @@ def test_dropout_is_before_the_last_layer_and_in_training_only(name):
 
 @every_decoder
 @torch.no_grad()
+def test_saved_weights_make_the_same_decoder(name, tmp_path):
+    decoder, other = make(name), make(name, seed=1)
+    torch.save(decoder.state_dict(), tmp_path / 'weights')
+    other.load_state_dict(torch.load(tmp_path / 'weights', weights_only=True))
+    same(run(other), run(decoder), 0)
+
+
+@every_decoder
+@torch.no_grad()
 def test_half_precision_comes_close(name):
     decoder, found = make(name).float(), []
     for bf16 in (False, True):

@@ -143,12 +143,9 @@ def launch_training(by, cfg):
 
 def test_train_and_go_on_from_the_command_line(equal_cfg):
     launch_training('torchrun', {**equal_cfg, 'epochs': 1})
-    latest, best = checkpoint_paths({**DEFAULTS, **equal_cfg})
+    latest, _ = checkpoint_paths({**DEFAULTS, **equal_cfg})
     history = launch_training('accelerate', {**equal_cfg, 'checkpoint': str(latest)})
     assert_alike(history, train_in(1, folder_of(equal_cfg, 'one'))[0])
-
-    second = {**folder_of(equal_cfg, 'second'), 'start_from': str(best), 'self_critical': 'greedy', 'epochs': 1}
-    assert launch_training('accelerate', second)[0]['train_loss'] < 0
 
 
 @pytest.mark.filterwarnings('ignore:.*found in sys.modules')
