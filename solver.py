@@ -168,7 +168,7 @@ def make_scheduler(optimizer, cfg, dataset, trained=0):
         return ReduceLROnPlateau(optimizer, mode='max', factor=DECAY, patience=DECAY_AFTER - 1, threshold=0)
     steps = math.ceil(len(batches.training_loader(dataset, cfg, 1)) / cfg['accumulate'])
     for group in optimizer.param_groups:
-        group.setdefault('initial_lr', group['lr'])  # that of the first step, also where the training goes on
+        group.setdefault('initial_lr', group['lr'])  # of the first step; a checkpoint brings it along
     half_cosine = lambda step: (1 + math.cos(math.pi * step / (steps * cfg['epochs']))) / 2
     return LambdaLR(optimizer, half_cosine, last_epoch=steps * trained - 1)
 

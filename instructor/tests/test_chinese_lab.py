@@ -62,7 +62,8 @@ def test_checks(lab, mistake):
     try:
         printed = printed_by(lab, *command)
         about = translate.chinese(f'instructor/mistakes/todo{mistake.todo}.toml')[mistake.about]
-        assert english_in(printed) == set() and ''.join(printed.split()).count(''.join(about.split())) == 1
+        assert english_in(printed) == set() and re.search(rf'^TODO {mistake.todo}  有错误', printed, re.M)
+        assert ''.join(printed.split()).count(''.join(about.split())) == 1
     finally:
         (lab / 'models.py').write_bytes(REFERENCE.read_bytes())
 

@@ -15,10 +15,9 @@ import torch
 
 from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import languages_of, load_word_map
-from lab.decode import metrics
 from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, save_result
-from lab.decode.metrics import score_names
+from lab.decode.metrics import METRICS, score_names
 from lab.more.ensembles import load_ensemble
 from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
@@ -161,7 +160,7 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                       checkpoints=[file_digest(path) for path in checkpoints],
-                      metrics=[function_digest(metric) for metric in metrics.METRICS])
+                      metrics=[function_digest(metric) for metric in METRICS])
     paths = {}
     for language in languages_of(load_word_map(cfg['data_folder'], cfg['data_name'])):
         ending = f'_{language}' if language else ''

@@ -5,7 +5,6 @@ history, optimizers and random states. It holds no pickled modules and is read w
 """
 
 import hashlib
-import re
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -89,14 +88,14 @@ def load_models(folder, names, device=None):
     """The best model of each decoder in a run folder.
 
     :param names: 'NoAttention', 'Attention' or the class of a decoder of your own, or 'photos', the lab's model of
-        photos, which is in no run folder; of several languages 'photos_zh' is one and 'photos' all; or a list of names
+        photos, which is in no run folder ('photos_zh' in one language); or a list of them
     :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
     models = {}
     for name in [names] if isinstance(names, str) else names:
-        decoder = re.sub('_[a-z]{2}$', '', name)
-        path = PHOTOS if decoder == 'photos' else Path(folder) / f'BEST_checkpoint_{decoder}.pth.tar'
+        decoder = PHOTOS.stem if name.startswith(PHOTOS.stem) else name
+        path = PHOTOS if decoder == PHOTOS.stem else Path(folder) / f'BEST_checkpoint_{decoder}.pth.tar'
         found = {f'{decoder}_{model.language}' if model.language else decoder: model
                  for model in load_model(path, device).by_language()}
         models |= found if name == decoder else {name: found[name]}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # The modules that decide what comes out of a training; a decoder of your own adds its file and what it may build on
-TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.encoders', 'lab.data.vocabulary',
+TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.box', 'lab.data.encoders', 'lab.data.vocabulary',
           'lab.decode.greedy_search', 'lab.decode.metrics', 'lab.decode.cider', 'lab.more.self_critical',
           'lab.more.word_vectors', *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
 # and those that only a test of it needs

@@ -240,13 +240,14 @@ def test_learning_rate_falls_and_training_stops_also_over_a_resume(tiny_cfg, scr
 
 def test_a_second_run_moves_the_first_aside(tiny_cfg, capsys, monkeypatch):
     first, runs = train({**tiny_cfg, 'epochs': 1}), Path(tiny_cfg['output_folder'])
-    (runs / 'test_Attention.json').write_text('{}')  # of the first model, not of the second
+    for language in ('', '_zh'):
+        (runs / f'test_Attention{language}.json').write_text('{}')  # of the first model, not of the second
     (runs / 'history_NoAttention.json').write_text('[]')  # of the other decoder: it stays
     before = {path.name: path.read_bytes() for path in runs.glob('*_Attention*')}
     second = train({**tiny_cfg, 'epochs': 1})
     assert without_seconds(first) == without_seconds(second)  # and the same seed gives the same training
     assert str(runs / 'earlier_1') in capsys.readouterr().out
-    assert {path.name: path.read_bytes() for path in (runs / 'earlier_1').iterdir()} == before and len(before) == 4
+    assert {path.name: path.read_bytes() for path in (runs / 'earlier_1').iterdir()} == before and len(before) == 5
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):  # a run that fails moves nothing
         patch.setattr(solver, 'train_epoch', lambda *_: 1 / 0)
         train(tiny_cfg)
@@ -392,11 +393,11 @@ def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, 
 
 
 def test_optimizer_of_ones_own_has_a_group_for_each_part_and_all_are_clipped(tiny_cfg):
-    """SGD of rate 1 moves each weight by its clipped gradient, the encoder's as well."""
+    """SGD of rate 1, its own, moves each weight by its clipped gradient, the encoder's as well."""
     made, steps = [], {}
     for clip in (None, 1e-3):
-        run = set_up({**tiny_cfg, 'fine_tune_encoder': True, 'grad_clip': clip, 'batch_size': 120, 'encoder_lr': 1.0,
-                      'decoder_lr': 1.0}, optimizer=lambda groups: made.append(groups) or torch.optim.SGD(groups))
+        run = set_up({**tiny_cfg, 'fine_tune_encoder': True, 'grad_clip': clip, 'batch_size': 120, 'cosine': True},
+                     optimizer=lambda groups: made.append(groups) or torch.optim.SGD([g | {'lr': 1.0} for g in groups]))
         before = copy.deepcopy(run.model.state_dict())
         train_epoch(run, 1)
         moved = {name: (value - before[name]).abs().max().item()

@@ -63,7 +63,7 @@ print(json.dumps([code_digest(), edited(), [*sys.modules]]))
     digest, files, loaded = json.loads(run.stdout)
     assert digest == code_digest() and files == ['models.py'] and 'matplotlib' not in loaded
     of_the_lab = {name for name in loaded if re.fullmatch(r'lab\.\w+\.\w+', name)}
-    assert of_the_lab - set(modules_of()) <= {'lab.data.box', 'lab.data.images', 'lab.decode.coco_metrics'}
+    assert of_the_lab - set(modules_of()) <= {'lab.data.images', 'lab.decode.coco_metrics'}
 
 
 def test_a_decoders_own_file_counts_for_this_decoder_only(mine):

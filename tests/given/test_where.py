@@ -91,8 +91,7 @@ def test_without_internet_or_without_the_folder_it_says_what_to_do(tmp_path, pip
 
 
 def test_progress_bars_are_shown_where_somebody_watches(monkeypatch):
-    """Jupyter, Colab and others say to the kernel that it may ask questions; nbconvert and papermill say not, see
-    test_notebooks.py."""
+    """Jupyter and others say to the kernel that it may ask questions; papermill says not, see test_notebooks.py."""
     monkeypatch.delenv('TQDM_DISABLE', raising=False)
     manager, client = start_new_kernel(kernel_name='python3', cwd=str(ROOT))
     printed = []
