@@ -43,7 +43,7 @@ class CaptionDataset(Dataset):
                              for kind in ('CAPTIONS', 'CAPLENS'))
         with open_images(self.images_path) as file:
             self.cpi = int(file.attrs['captions_per_image'])
-            self.pictures = file.attrs['pictures']  # a fingerprint of the picture files
+            self.pictures_digest = file.attrs['pictures']  # of the picture files
             self.names = file['names'].asstr()[:].tolist()
             references = [json.loads(tokens) for tokens in file['references'].asstr()[:]]
         word_map = load_word_map(folder, data_name)

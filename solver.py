@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from datasets import CaptionDataset
 from lab.data.vocabulary import is_special, load_word_map
 from lab.decode.greedy_search import greedy_search
-from lab.decode.metrics import bleu, check_monitor, greedy_scores, same_caption, scores_of
+from lab.decode.metrics import bleu, greedy_scores, metric_of, same_caption, scores_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, save_checkpoint
@@ -71,7 +71,8 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
         ``loss(scores, targets, alphas)`` gives the mean per word, a 0-dim tensor. One with a parameter ``positions``
         also gets (words, 2) long: for each word the number of its caption in the data set, and its place in the
         caption, 0 for the first word after <start>. Validation calls it without gradients.
-        The settings ``alpha_c`` and ``label_smoothing`` have no effect on it
+        The settings ``alpha_c`` and ``label_smoothing`` have no effect on it. Self-critical training has a loss of its
+        own and calls this one in validation only
     :param optimizer: a function of your own from groups of parameters to an optimizer, see :func:`make_optimizer`:
         ``lambda groups: torch.optim.SGD(groups, momentum=0.9)``, with a far higher ``decoder_lr`` than Adam's
     :return: history, a list with a dict per epoch
@@ -79,7 +80,7 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     :raises FloatingPointError: the loss is not a number any more
     :raises OSError: ``output_folder`` cannot be written
     """
-    run = set_up(cfg, encoder, loss, optimizer)
+    run = make_run(cfg, encoder, loss, optimizer)
     model, cfg = run.model, run.model.settings
     one_epoch, trained = train_epoch, len(model.history)
     if cfg['self_critical']:
@@ -112,7 +113,7 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     return model.history
 
 
-def set_up(cfg, encoder=None, loss=None, optimizer=None):
+def make_run(cfg, encoder=None, loss=None, optimizer=None):
     """All that :func:`train` needs, from the same arguments: a :class:`Run`."""
     cfg = check_settings(cfg if encoder is None else {**cfg, 'encoder': None})
     accelerator = accelerator_for(cfg)
@@ -129,8 +130,9 @@ def set_up(cfg, encoder=None, loss=None, optimizer=None):
     built = make_optimizer(model, optimizer)
     before = resume(model, built, cfg['checkpoint']) if cfg['checkpoint'] else None
     train_data, val_data = (caption_dataset(model, split) for split in ('TRAIN', 'VAL'))
-    check_monitor(cfg['monitor'], val_data.references_in)
-    model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, loss=loss, optimizer=optimizer)
+    metric = metric_of(cfg['monitor'], val_data.references_in)
+    own = dict(loss=loss, optimizer=optimizer, metric=metric)
+    model.fingerprints = before['fingerprints'] if before else fingerprints(cfg, **own)
     scheduler = make_scheduler(built, cfg, train_data, len(model.history))
     if before and not cfg['cosine']:
         scheduler.load_state_dict(before['scheduler'])
@@ -185,7 +187,7 @@ def train_epoch(run, epoch):
     teacher_forcing = in_epoch(cfg['teacher_forcing'], epoch, cfg['epochs'])
     model.train()  # what is frozen stays in eval(), see models.Encoder.train
     loader = batches.training_loader(run.train_data, cfg, epoch)
-    weights = batches.weights_of(run.train_data, loader, cfg['accumulate'])  # 1 unless gradients are accumulated
+    weights = batches.weights_of(run.train_data, loader, cfg)  # 1 unless gradients are accumulated
     losses, top5 = AverageMeter(), AverageMeter()
     bar = progress_bar(accelerator.prepare_data_loader(loader, False), desc=f"epoch {epoch}/{cfg['epochs']}",
                        unit='batch')

@@ -127,7 +127,8 @@ def epoch_line(scores):
                    greedy_cider='CIDER')
     own = [name.removeprefix('val_') for name in scores if name.startswith('val_greedy_bleu4_')]  # of each language
     printed |= {name: name.upper().replace('_', ' ') for name in (*own, scores['monitor']) if name not in printed}
-    values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items())
+    values = ', '.join(f"{title} - {scores[f'val_{name}']:.3f}" for name, title in printed.items()
+                       if f'val_{name}' in scores)
     return f" * {values}   (epoch {scores['epoch']}, {scores['seconds']:.0f} s)"
 
 

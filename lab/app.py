@@ -47,7 +47,7 @@ def describe(content, models, beam_size=3, file='this file'):
     """Caption one image file.
 
     :param content: the file's bytes
-    :param models: dict name -> :class:`checkpoints.CaptionModel`
+    :param models: dict name -> :class:`model.CaptionModel`
     :param beam_size: as for ``beam_search``
     :param file: what a message calls it
     :return: the picture, upright, (H, W, 3) uint8, no side longer than SHOWN; and a dict name -> what
@@ -110,7 +110,7 @@ def chosen_file(upload):
 def form(models, largest=LARGEST):
     """The form: a picture, models and beam size to choose; below, a column for each chosen model.
 
-    :param models: dict name -> :class:`checkpoints.CaptionModel`
+    :param models: dict name -> :class:`model.CaptionModel`
     :param largest: bytes of a file that it takes
     :return: an ``ipywidgets`` box
     """
@@ -169,7 +169,7 @@ def heading(name, model):
 def with_photos(models):
     """These models, and behind them those of photos, which run in your ``DecoderWithAttention`` after TODO 3 and 4.
 
-    :param models: dict name -> :class:`checkpoints.CaptionModel`
+    :param models: dict name -> :class:`model.CaptionModel`
     """
     try:
         return models | load_models('', 'photos')

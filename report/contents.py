@@ -183,18 +183,19 @@ def learning_curves(folder):
 
 @message_in_its_place
 def bleu_by_beam(folder):
-    """A table of BLEU-1 to 4 for each beam size; trained decoders that were not tested are named below it."""
+    """A table of the scores for each beam size; trained decoders that were not tested are named below it."""
     text = bleu_table([run['seeds'][0] for run in read_runs(folder)])
     for name in read_histories(folder):
         if not (Path(folder) / f'test_{name}.json').exists():
             text += '\n\n' + note(f'{label(name)} is trained but not tested: run `test.ipynb` with it in `decoders`')
-    return table(text, 'BLEU on the test split against beam size. Seconds: for captioning the whole split.')
+    return table(text, 'Scores on the test split for each beam size. Seconds: for captioning the whole split.')
 
 
 @message_in_its_place
 def bleu_figure(folder):
-    """BLEU-1 to 4 and words per caption against beam size, as curves."""
-    return drawn(plot_bleu([run['seeds'][0] for run in read_runs(folder)]), 'BLEU on the test split against beam size.')
+    """Scores and words per caption against beam size, as curves."""
+    return drawn(plot_bleu([run['seeds'][0] for run in read_runs(folder)]),
+                 'Scores on the test split, and words per caption, against beam size.')
 
 
 @message_in_its_place
@@ -246,7 +247,7 @@ def curves_compared(folders):
 def scores_compared(folders):
     """Parameters, test scores and training time of all runs of these folders; several seeds as mean ± deviation."""
     runs = read_runs(folders)
-    others = [name for name in all_scores(runs) if not name.startswith('BLEU')]
+    others = [name for name in all_scores(runs) if not name.startswith('BLEU-')]
     return table(score_table(runs, 'run', others, 'seeds', [str(len(run['seeds'])) for run in runs]),
                  'Test scores of the compared runs, mean ± standard deviation over the seeds. '
                  'Minutes: of one training.')
@@ -257,7 +258,7 @@ def decoders_compared(folder):
     """Parameters, training time and test scores of the decoders; of the shapes also how many captions are right."""
     runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
     truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
-    scores, rows = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU'))], []
+    scores, rows = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU-'))], []
     for run in runs:
         result, = run['seeds']
         score, = (row for row in result['scores'] if row['beam_size'] == result['captions_beam_size'])

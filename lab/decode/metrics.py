@@ -89,16 +89,23 @@ def greedy_scores(of_languages):
     return scores
 
 
-def check_monitor(name, references):
-    """
-    :param name: the setting ``monitor``
+def metric_of(monitor, references):
+    """The metric that gives a score of validation.
+
+    :param monitor: the setting: the name of the score
     :param references: dict language -> per image a list of captions, each a list of words
-    :raises ValueError: validation gives no score of this name
+    :return: a function of ``METRICS``; None for the loss and for what is teacher-forced
+    :raises ValueError: validation gives no score of this name, or two metrics give one of the same name
     """
-    greedy = greedy_scores({language: scores_of(those[:1], [those[0][0]]) for language, those in references.items()})
-    names = ['loss', 'cross_entropy', 'top5', 'bleu4', *greedy]
-    if name not in names:
-        raise ValueError(f"setting 'monitor' is {name!r}; it must be one of {', '.join(names)}")
+    found = dict.fromkeys(['loss', 'cross_entropy', 'top5', 'bleu4'])
+    for metric in METRICS:
+        scores = greedy_scores({language: metric(those[:1], [those[0][0]]) for language, those in references.items()})
+        if twice := scores.keys() & found.keys():
+            raise ValueError(f"two metrics give {', '.join(sorted(twice))}: rename one of them")
+        found |= dict.fromkeys(scores, metric)
+    if monitor not in found:
+        raise ValueError(f"setting 'monitor' is {monitor!r}; it must be one of {', '.join(found)}")
+    return found[monitor]
 
 
 def same_caption(captions):

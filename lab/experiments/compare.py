@@ -17,7 +17,7 @@ from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import languages_of, load_word_map
 from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, save_result
-from lab.decode.metrics import METRICS, score_names
+from lab.decode.metrics import METRICS, metric_of, score_names
 from lab.more.ensembles import load_ensemble
 from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
@@ -139,7 +139,8 @@ def train_or_load(cfg):
     if not (latest.exists() and best.exists()):
         return train(cfg)
     state = read_checkpoint(latest)
-    before, now = {**state['settings'], **state['fingerprints']}, {**cfg, **fingerprints(cfg)}
+    metric = metric_of(cfg['monitor'], CaptionDataset(cfg['data_folder'], cfg['data_name'], 'VAL').references_in)
+    before, now = {**state['settings'], **state['fingerprints']}, {**cfg, **fingerprints(cfg, metric=metric)}
     changed = [key for key in {**now, **before} if key not in NOT_COMPARED and now.get(key) != before.get(key)]
     if changed:
         print(f"{best.parent} has a training with other {', '.join(changed)}: it is trained again.", flush=True)

@@ -101,7 +101,7 @@ def plot_bleu(results):
         axes.set(title='words per caption' if key == 'words' else key, xlabel='beam size', xticks=tested)
         axes.margins(0.1)
         # from 0, and all BLEU alike: a zoom makes a difference of 0.01 look like a victory
-        axes.set_ylim(0, 1 if key.startswith('BLEU') else 1.1 * axes.get_ylim()[1])
+        axes.set_ylim(0, 1 if key.startswith('BLEU-') else 1.1 * axes.get_ylim()[1])
     legend.legend(axes.lines[:len(names) + 1], [*names, 'references'], loc='center').set_in_layout(False)
     return figure
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from lab.decode.cider import CiderD
 from lab.decode.greedy_search import excluded_words, greedy_search, sample_search
-from lab.train.batches import Batch, training_loader
+from lab.train.batches import Batch, training_loader, weights_of
 from lab.train.devices import averages, progress_bar
 from utils import AverageMeter, evaluating
 
 SAMPLES = 5  # captions drawn per picture
-END = ['<end>']  # counts as a word in CIDEr-D, else captions learn to break off
+END_WORD = ['<end>']  # counts as a word in CIDEr-D, else captions learn to break off
 
 
 def train_epoch(run, epoch, scorers):
@@ -32,17 +32,19 @@ def train_epoch(run, epoch, scorers):
     """
     model, accelerator = run.model, run.accelerator
     model.train()
-    loader = accelerator.prepare_data_loader(training_loader(run.train_data, model.settings, epoch), False)
+    loader = training_loader(run.train_data, model.settings, epoch)
+    weights = weights_of(run.train_data, loader, model.settings)  # 1 unless gradients are accumulated
     losses = AverageMeter()
-    bar = progress_bar(loader, desc=f"epoch {epoch}/{model.settings['epochs']}", unit='batch')
-    for batch in bar:
+    bar = progress_bar(accelerator.prepare_data_loader(loader, False), desc=f"epoch {epoch}/{model.settings['epochs']}",
+                       unit='batch')
+    for number, batch in enumerate(bar):
         with accelerator.accumulate(run.wrapped):
             with accelerator.autocast():
                 encoder_out, pictures = model.encode(batch.images), (batch.numbers // run.train_data.cpi).unique()
                 of_languages = [loss_in_language(model, run.wrapped, encoder_out, pictures, word_map, scorer)
                                 for word_map, scorer in scorers]
                 loss, reward = (torch.stack(values).mean(dim=0) for values in zip(*of_languages, strict=True))
-            accelerator.backward(loss)
+            accelerator.backward(loss * weights[number])
             run.step()
         losses.update(-reward.mean(), len(reward))
         bar.set_postfix(loss=f'{losses.avg:.3f}')
@@ -52,7 +54,7 @@ def train_epoch(run, epoch, scorers):
 def scorers_of(dataset):
     """For each language of a ``CaptionDataset`` its vocabulary, and CIDEr-D against its captions, in which <end> counts
     as a word."""
-    return [(own.word_map, CiderD([[words + END for words in those] for those in own.references]))
+    return [(own.word_map, CiderD([[words + END_WORD for words in those] for those in own.references]))
             for own in dataset.by_language()]
 
 
@@ -87,7 +89,7 @@ def rewards(model, scorer, hypotheses, pictures):
     :param pictures: (len(hypotheses),) long, the picture of each
     :return: (len(hypotheses),) CIDEr-D
     """
-    captions = [model.words(one.words) + END * one.finished for one in hypotheses]
+    captions = [model.words(one.words) + END_WORD * one.finished for one in hypotheses]
     return torch.tensor([scorer.score(*pair) for pair in zip(pictures.tolist(), captions, strict=True)])
 
 

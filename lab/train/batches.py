@@ -54,11 +54,13 @@ def training_loader(dataset, cfg, epoch):
     return loader(dataset, numbers, size, mirrored=cfg['flip'] and epoch % 2 == 0)
 
 
-def weights_of(dataset, loader, accumulate):
-    """The weight of the loss of each batch of a :func:`training_loader`, by its number of words; 1 on average.
+def weights_of(dataset, loader, cfg):
+    """The weight of the loss of each batch of a :func:`training_loader`, by its number of words, or of pictures in
+    self-critical training; 1 on average.
 
     A step is the mean of ``accumulate`` weighted losses.
     """
-    words = [int((dataset.caplens[part.flatten()] - 1).sum()) for part in loader.dataset.split(loader.batch_size)]
-    steps = [sum(words[first:first + accumulate]) for first in range(0, len(words), accumulate)]
-    return [own * accumulate / steps[number // accumulate] for number, own in enumerate(words)]
+    parts, accumulate = loader.dataset.split(loader.batch_size), cfg['accumulate']
+    sizes = [len(part) if cfg['self_critical'] else int((dataset.caplens[part.flatten()] - 1).sum()) for part in parts]
+    steps = [sum(sizes[first:first + accumulate]) for first in range(0, len(sizes), accumulate)]
+    return [size * accumulate / steps[number // accumulate] for number, size in enumerate(sizes)]

@@ -14,6 +14,7 @@ import torch
 from lab.data.box import PHOTOS, unpack
 from lab.train.features import encoder_digest
 from lab.train.model import build_model, decoder_name
+from lab.train.settings import DEFAULTS
 from utils import atomic_path
 
 FORMAT = 5
@@ -71,14 +72,11 @@ def load_model(path, device=None, encoder=None):
     """
     device = device or ('cuda' if torch.cuda.is_available() else 'cpu')
     state = read_checkpoint(path, device)
-    cfg = {**state['settings'], 'device': str(device)}
+    cfg = {**DEFAULTS, **state['settings'], 'device': str(device)}  # an older one lacks some settings
     if encoder is None and cfg['encoder'] is None:
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
     of_checkpoint = {} if state['encoder'] is None else {'encoder_weights': None}  # they come from there
-    try:
-        model = build_model(cfg | of_checkpoint, state['word_map'], encoder)
-    except ValueError as error:  # it speaks of a setting, which is the checkpoint's
-        raise ValueError(f'{path} does not fit this code: {error}') from error
+    model = build_model(cfg | of_checkpoint, state['word_map'], encoder)
     restore_model(model, state, path)
     model.settings, model.history = cfg, state['history']
     return model.eval()
@@ -88,16 +86,19 @@ def load_models(folder, names, device=None):
     """The best model of each decoder in a run folder.
 
     :param names: 'NoAttention', 'Attention' or the class of a decoder of your own, or 'photos', the lab's model of
-        photos, which is in no run folder ('photos_zh' in one language); or a list of them
+        photos, which is in no run folder; or a list of them. 'Attention_zh' and 'photos_zh' are in one language
     :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
     """
+    def path_of(decoder):
+        return PHOTOS if decoder == PHOTOS.stem else Path(folder) / f'BEST_checkpoint_{decoder}.pth.tar'
+
     models = {}
     for name in [names] if isinstance(names, str) else names:
-        decoder = PHOTOS.stem if name.startswith(PHOTOS.stem) else name
-        path = PHOTOS if decoder == PHOTOS.stem else Path(folder) / f'BEST_checkpoint_{decoder}.pth.tar'
+        of_all_languages = name.rpartition('_')[0]
+        decoder = of_all_languages if not path_of(name).exists() and path_of(of_all_languages).exists() else name
         found = {f'{decoder}_{model.language}' if model.language else decoder: model
-                 for model in load_model(path, device).by_language()}
+                 for model in load_model(path_of(decoder), device).by_language()}
         models |= found if name == decoder else {name: found[name]}
     return models
 

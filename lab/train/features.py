@@ -1,7 +1,6 @@
 """Features once: a frozen encoder sees each image a single time, not once per caption and epoch."""
 
 import hashlib
-import inspect
 import os
 import re
 from pathlib import Path
@@ -11,8 +10,8 @@ import torch
 from accelerate import PartialState
 
 from datasets import CaptionDataset
-from lab.train.devices import progress_bar
-from lab.train.source import class_source, source_of_function
+from lab.train.devices import log, progress_bar
+from lab.train.source import class_source
 from models import Encoder
 from utils import atomic_path, check_space, evaluating
 
@@ -38,8 +37,7 @@ def code_of_encoder(encoder):
     """The code: the same layers and weights can be put together in other ways."""
     kinds = {kind for module in encoder.stages.modules() for kind in type(module).__mro__
              if kind is not object and kind.__module__.partition('.')[0] not in LIBRARIES}
-    functions = [value for kind in kinds for value in vars(kind).values() if inspect.isfunction(value)]
-    return class_source(Encoder) + ''.join(sorted(map(source_of_function, functions)))
+    return ''.join(sorted(map(class_source, {Encoder, *kinds})))
 
 
 def file_of(encoder, dataset, grid, mirrored=False):
@@ -47,7 +45,8 @@ def file_of(encoder, dataset, grid, mirrored=False):
 
     :param grid: (h, w, encoder_dim) of the features
     """
-    digest = hashlib.sha256(f'{dataset.pictures} {encoder_digest(encoder)} {grid} {code_of_encoder(encoder)}'.encode())
+    parts = dataset.pictures_digest, encoder_digest(encoder), grid, code_of_encoder(encoder)
+    digest = hashlib.sha256(' '.join(map(str, parts)).encode())
     if mirrored:
         digest.update(dataset.sided.numpy().tobytes())
     name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', dataset.images_path.stem.partition('_IMAGES_')[2])
@@ -92,7 +91,9 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
         with atomic_path(path) as temporary:
             needed = 2 * len(dataset.names) * int(np.prod(grid))
             check_space(path.parent, needed, 'make room, or set cache_features=False')
-            name_old_files(path)
+            for old in path.parent.glob(f'{dataset.split}_*FEATURES_*.hdf5'):
+                log(f'{old} ({old.stat().st_size / 1e6:.0f} MB) was written by an older version of this lab: you may '
+                    'delete it.')
             features = np.lib.format.open_memmap(temporary, 'w+', np.float16, (len(dataset.names), *grid))
             for numbers in progress_bar(torch.arange(len(features)).split(batch_size), unit='batch',
                                         desc=f'encode {dataset.split.lower()} images'):
@@ -104,10 +105,3 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
                 features[numbers.numpy()] = grids.cpu().numpy()
             del features  # it is closed then: Windows renames no open file
     return path
-
-
-def name_old_files(path):
-    """Print which files of features an older lab has left beside these: they are large, and nothing reads them."""
-    for old in path.parent.glob(f'{path.name.partition("_")[0]}_*FEATURES_*.hdf5'):
-        size = old.stat().st_size / 1e6
-        print(f'{old} ({size:.0f} MB) was written by an older version of this lab: you may delete it.')

@@ -19,11 +19,7 @@ def start_from(model, path):
 
     :raises ValueError: a checkpoint of another vocabulary, model or encoder
     """
-    state, cfg = read_checkpoint(path), model.settings
-    if cfg['word_vectors'] and not state['settings'].get('word_vectors'):
-        raise ValueError(f"setting 'word_vectors' is {cfg['word_vectors']!r}, but {path}, from which this training "
-                         'starts, was trained without: give the file to that training, or leave the setting out here')
-    restore_model(model, state, path)
+    restore_model(model, read_checkpoint(path), path)
     log(f'Starting from the weights of {path}.')
 
 
@@ -67,7 +63,7 @@ def resume(model, optimizer, path):
 def fingerprints(cfg, **own):
     """Fingerprints of what a training depends on beside its settings: data, the files that it reads, and the code.
 
-    :param own: a loss and an optimizer of your own; None: the lab's
+    :param own: functions: a loss and an optimizer of your own (None: the lab's), the metric of ``monitor``
     :return: dict: what -> fingerprint
     """
     read = 'start_from', 'word_vectors', 'encoder_weights'

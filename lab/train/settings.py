@@ -75,6 +75,8 @@ def check_settings(cfg):
     for name, wanted in Settings.__annotations__.items():
         if not isinstance(cfg[name], wanted) or isinstance(cfg[name], bool) != (wanted is bool):
             raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be {getattr(wanted, "__name__", wanted)}')
+        if wanted in (int, int | None) and name != 'seed' and cfg[name] is not None and cfg[name] < 1:
+            raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be at least 1')
     if cfg['self_critical'] not in (None, 'greedy', 'mean'):
         raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}; it must be 'greedy' or 'mean', or None")
     if cfg['self_critical'] and not (cfg['start_from'] or cfg['checkpoint']):

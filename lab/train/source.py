@@ -4,7 +4,8 @@ import ast
 import hashlib
 import inspect
 import re
-from functools import cache
+import textwrap
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,9 +53,14 @@ def without_comments(source):
 
 def source_of_function(function):
     """The source of a function or a class, or the bytecode of a function that was typed into a console."""
+    if isinstance(function, partial):
+        return f'{source_of_function(function.func)} {function.args} {function.keywords}'
     try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # what has neither, such as a functools.partial, goes by its name
+        source = inspect.getsource(function)
+        return without_comments(textwrap.dedent(source))
+    except SyntaxError:  # lines around a lambda
+        return source
+    except (OSError, TypeError):  # what has neither source nor bytecode goes by its name
         return function.__code__.co_code.hex() if hasattr(function, '__code__') else ''
 
 
@@ -65,8 +71,17 @@ def function_digest(function):
 
 
 def class_source(kind):
-    """A class of this lab as source code, without comments and docstrings, as it was when it was loaded."""
-    return next(without_comments(ast.unparse(node)) for node in ast.parse(source_of(kind.__module__)).body
+    """The source code that a class runs, without comments and docstrings.
+
+    Of a class of this lab it is the class, as it was when it was loaded; of one in a file of your own the whole file,
+    whose functions it may call; of one in a notebook its methods.
+    """
+    if kind.__module__ == '__main__':
+        return ''.join(source_of_function(value) for value in vars(kind).values() if inspect.isfunction(value))
+    source = source_of(kind.__module__)
+    if kind.__module__ not in TRAINS:
+        return without_comments(source)
+    return next(without_comments(ast.unparse(node)) for node in ast.parse(source).body
                 if getattr(node, 'name', None) == kind.__name__)
 
 

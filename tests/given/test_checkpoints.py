@@ -58,13 +58,12 @@ def test_models_of_a_folder(trained, tmp_path):
 
 @pytest.mark.parametrize(('changes', 'hint'), [
     (dict(encoder_weights=None), 'encoder_weights'), (dict(decoder_dim=17), 'decoder'),
-    (dict(attention=False), 'decoder'), (dict(decoder='renamed.Mine'), 'renamed.py'),
-    (dict(encoder=None), 'encoder=')])
+    (dict(attention=False), 'decoder'), (dict(decoder='renamed.Mine'), 'renamed.py'), (dict(encoder=None), 'encoder=')])
 def test_what_does_not_fit_is_refused(latest, tmp_path, changes, hint):
     state = read_checkpoint(latest)
     state['settings'].update(changes)
     torch.save(state, tmp_path / 'changed.pth')
-    with pytest.raises(ValueError, match=f'changed.pth.*{hint}'):
+    with pytest.raises(ValueError, match=hint):
         load_model(tmp_path / 'changed.pth', 'cpu')
 
 

@@ -130,6 +130,7 @@ def test_one_decoder_captions_in_both_languages(bilingual):
         assert history[-1][f'val_{name}'] == pytest.approx(sum(each) / 2) and each[0] != each[1]
     models = load_models(cfg['output_folder'], ['Attention'])
     assert list(models) == ['Attention_en', 'Attention_zh']
+    assert list(load_models(cfg['output_folder'], 'Attention_zh')) == ['Attention_zh']
     for name, model in models.items():
         result = evaluate(model, 'TEST', [2])
         words = [word for one in result['captions'] for word in one['caption']]

@@ -185,6 +185,16 @@ def test_another_file_under_the_same_name_counts(cfg, tmp_path, setting):
     assert seen[0] == seen[1] != seen[2]
 
 
+def test_another_metric_that_chooses_trains_again(cfg, tmp_path, monkeypatch, capsys):
+    def longest(references, captions, sign):
+        return {'longest': sign * sum(map(len, captions))}
+
+    for sign, trained in ((1, True), (1, False), (-1, True)):
+        monkeypatch.setattr('lab.decode.metrics.METRICS', [*METRICS, partial(longest, sign=sign)])
+        compare({LSTM: RUNS[LSTM]}, {**cfg, 'monitor': 'greedy_longest'}, tmp_path, beam_sizes=[1])
+        assert ('GREEDY LONGEST' in capsys.readouterr().out) == trained
+
+
 @pytest.mark.parametrize('beam_sizes', [BEAM_SIZES, (2, 3)])
 def test_a_metric_of_ones_own_is_tested_without_a_training(again, beam_sizes):
     mine = lambda references, captions: {'mine': len(captions)}

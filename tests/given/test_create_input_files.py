@@ -328,7 +328,7 @@ CHANGES = {
 def test_changed_settings_or_files_are_noticed(data, tmp_path, change):
     out, options = tmp_path / "out", {}
     data.run(out)
-    times, pictures = [path.stat().st_mtime_ns for path in sorted(out.iterdir())], read(out, "VAL")[0].pictures
+    times, pictures = [path.stat().st_mtime_ns for path in sorted(out.iterdir())], read(out, "VAL")[0].pictures_digest
     data.run(out)
     assert times == [path.stat().st_mtime_ns for path in sorted(out.iterdir())]
     if change in CHANGES:
@@ -339,7 +339,7 @@ def test_changed_settings_or_files_are_noticed(data, tmp_path, change):
         data.run(folder, **options)
     assert everything(out) == everything(tmp_path / "fresh")
     # the fingerprint of the pictures alone, for an encoder's features of them
-    assert (read(out, "VAL")[0].pictures != pictures) == (change == "image")
+    assert (read(out, "VAL")[0].pictures_digest != pictures) == (change == "image")
 
 
 def test_a_run_that_is_stopped_leaves_the_older_files_as_they_are(data, tmp_path, monkeypatch):

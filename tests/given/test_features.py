@@ -93,6 +93,13 @@ def test_other_code_of_the_encoder_has_features_of_its_own(data, other_source, b
         assert (encode_images(patches(), dataset) != first) == matters
 
 
+def test_a_function_that_an_encoder_calls_counts(data, other_source):
+    dataset = CaptionDataset(*data, 'VAL')
+    first = encode_images(patches(), dataset)
+    with other_source(Patches.__module__, lambda code: code + b'\n\ndef squash(x):\n    return x.tanh()\n'):
+        assert encode_images(patches(), dataset) != first
+
+
 def test_an_encoder_of_a_notebook_has_features_of_its_own(data):
     """Where a class has no file, but each cell is known to linecache."""
     paths = set()

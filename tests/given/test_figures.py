@@ -75,9 +75,12 @@ def test_history(epochs):
 
 
 def test_self_critical_training_has_no_accuracy():
-    critical = [entry | dict(train_top5=None, val_greedy_cider=0.5) for entry in history(3)]
-    figure = plot_history({'Attention': critical})
-    assert [points(line) for line in figure.axes[1].lines] == [[(1, 46), (2, 47), (3, 48)]]
+    """And its own score in place of BLEU-4, with a star at the best epoch."""
+    critical = [entry | dict(train_top5=None, monitor='greedy_cider', val_greedy_cider=score)
+                for entry, score in zip(history(3), (0.5, 0.4, 0.7), strict=True)]
+    _, top5, cider = plot_history({'Attention': critical}).axes
+    assert [points(line) for line in top5.lines] == [[(1, 46), (2, 47), (3, 48)]]
+    assert [points(line) for line in cider.lines[:2]] == [[(1, 0.5), (2, 0.4), (3, 0.7)], [(3, 0.7)]]
 
 
 def test_histories_of_a_folder(tmp_path):

@@ -50,10 +50,10 @@ def training(cfg):
 
     :return: history, weights, path of the latest checkpoint, names of the files
     """
-    folder, runs, real = Path(cfg['output_folder'], os.environ.get('LOCAL_RANK', '0')), [], solver.set_up
+    folder, runs, real = Path(cfg['output_folder'], os.environ.get('LOCAL_RANK', '0')), [], solver.make_run
     cfg = {**DEFAULTS, **cfg, 'output_folder': str(folder)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solver, 'set_up', lambda *options: runs.append(real(*options)) or runs[-1])
+        patch.setattr(solver, 'make_run', lambda *options: runs.append(real(*options)) or runs[-1])
         history = train(cfg)
     latest, _ = checkpoint_paths(cfg)
     return history, runs[-1].model.state_dict(), latest, sorted(path.name for path in folder.iterdir())

@@ -8,10 +8,12 @@ import torch
 from test_papers import DECODERS, ENCODER, END, START, WORD_MAP, every_decoder, make, random
 from torch import nn
 
+from datasets import CaptionDataset
 from lab.decode.cider import CiderD
 from lab.decode.greedy_search import greedy_search, sample_search
 from lab.more import self_critical, word_vectors
 from lab.more.self_critical import loss_in_language
+from lab.train.batches import training_loader, weights_of
 from lab.train.checkpoints import checkpoint_paths, load_model, read_checkpoint
 from lab.train.model import CaptionModel
 from solver import DEFAULTS, check_settings, train
@@ -92,6 +94,12 @@ def test_the_score_rises(trained, tmp_path):
     assert history[-1]['train_loss'] < 1.2 * history[0]['train_loss'] < 0  # minus the mean CIDEr-D of what it draws
     best = read_checkpoint(checkpoint_paths({**DEFAULTS, **cfg})[1])
     assert best['history'][-1]['val_greedy_cider'] == max(scores)  # CIDEr picks the best epoch, not BLEU-4
+
+
+def test_parts_of_a_step_weigh_as_many_pictures_as_they_have(tiny_cfg):
+    cfg = check_settings({**tiny_cfg, 'self_critical': 'mean', 'start_from': 'x', 'batch_size': 50, 'accumulate': 2})
+    data = CaptionDataset(cfg['data_folder'], cfg['data_name'], 'TRAIN')  # of 24 pictures, 5 in a part
+    assert weights_of(data, training_loader(data, cfg, 1), cfg) == [1, 1, 1, 1, 2]  # the last step is one part
 
 
 @pytest.mark.parametrize(('changes', 'precision'), [

@@ -15,11 +15,12 @@ from test_features import Patches
 
 import solver
 from datasets import CaptionDataset
+from lab.decode.evaluate import evaluate
 from lab.decode.metrics import METRICS
 from lab.train import batches, model
 from lab.train.checkpoints import checkpoint_paths, load_model, load_models, read_checkpoint
 from lab.train.model import true_words
-from solver import DEFAULTS, caption_loss, check_settings, set_up, train, train_epoch
+from solver import DEFAULTS, caption_loss, check_settings, make_run, train, train_epoch
 from utils import best_epoch, topk_accuracy
 
 KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
@@ -55,10 +56,16 @@ def assert_same_training(one, other):
     ('batchsize', 4, 'batch_size'), ('zzz', 4, 'grad_clip'), ('epochs', 2.0, 'int'), ('epochs', True, 'int'),
     ('batch_size', '4', 'int'), ('decoder_lr', '1e-3', 'float'), ('attention', 1, 'bool'), ('checkpoint', False, 'str'),
     ('data_folder', None, 'str'), ('alpha_c', None, 'tuple'), ('decoder_options', None, 'dict'),
-    ('self_critical', 'best', 'greedy'), ('self_critical', 'mean', 'start_from')])
+    ('accumulate', 0, '1'), ('self_critical', 'best', 'greedy'), ('self_critical', 'mean', 'start_from')])
 def test_a_wrong_setting_is_named_with_a_hint(name, value, hint):
     with pytest.raises(ValueError, match=f'{name}.*{hint}'):
         check_settings({name: value})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='a GPU is here')
+def test_a_device_that_is_not_here(tiny_cfg):
+    with pytest.raises(ValueError, match='device.*cuda'):
+        train({**tiny_cfg, 'device': 'cuda'})
 
 
 def test_settings_are_complete_and_of_plain_values():
@@ -313,7 +320,8 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
     latest, _ = files_of(cfg)
     again = {**cfg, 'checkpoint': str(latest), 'output_folder': str(tmp_path / 'runs')}
     state, old, words = read_checkpoint(latest), tmp_path / 'old.pth.tar', tmp_path / 'words.pth.tar'
-    torch.save({**state, 'format': 4}, old)
+    settings = {key: value for key, value in state['settings'].items() if key not in ('feature_dropout', 'monitor')}
+    torch.save({**state, 'format': 4, 'settings': settings}, old)
     torch.save({**state, 'word_map': {**state['word_map'], 'more': 99}}, words)
     for change, hint in (
             (dict(decoder_dim=8), 'decoder'), (dict(attention=False), 'NoAttention'),
@@ -325,7 +333,7 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
             train({**again, **change})
     with pytest.raises(ValueError, match='optimizer'):
         train(again, optimizer=torch.optim.SGD)
-    assert load_model(old, 'cpu').history  # it still captions
+    assert evaluate(load_model(old, 'cpu'), 'VAL', [1])['captions']  # it still captions
 
 
 # --- A decoder of one's own ---
@@ -396,7 +404,7 @@ def test_optimizer_of_ones_own_has_a_group_for_each_part_and_all_are_clipped(tin
     """SGD of rate 1, its own, moves each weight by its clipped gradient, the encoder's as well."""
     made, steps = [], {}
     for clip in (None, 1e-3):
-        run = set_up({**tiny_cfg, 'fine_tune_encoder': True, 'grad_clip': clip, 'batch_size': 120, 'cosine': True},
+        run = make_run({**tiny_cfg, 'fine_tune_encoder': True, 'grad_clip': clip, 'batch_size': 120, 'cosine': True},
                      optimizer=lambda groups: made.append(groups) or torch.optim.SGD([g | {'lr': 1.0} for g in groups]))
         before = copy.deepcopy(run.model.state_dict())
         train_epoch(run, 1)
@@ -414,7 +422,7 @@ def test_optimizer_of_ones_own_has_a_group_for_each_part_and_all_are_clipped(tin
     ('feature_dropout', {'cache_features': False}), ('feature_dropout', {'fine_tune_encoder': True})])
 def test_dropout_on_what_goes_in_is_for_training_only(tiny_cfg, setting, how):
     """Entries of word vectors; channels of whole pictures. What stays grows."""
-    run = set_up({**tiny_cfg, setting: 0.25, 'dropout': 0.0, **how})
+    run = make_run({**tiny_cfg, setting: 0.25, 'dropout': 0.0, **how})
     batch = batches.collate(run.train_data, torch.arange(120))
 
     @torch.no_grad()

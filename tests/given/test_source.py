@@ -4,11 +4,12 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from lab.train.model import find_decoder
-from lab.train.source import ROOT, code_digest, edited, modules_of
+from lab.train.source import ROOT, code_digest, edited, function_digest, modules_of
 
 MINE = 'my_own_decoder'
 
@@ -45,6 +46,21 @@ def test_code_counts_for_what_it_changes(other_source, name, training, test):
         assert (code_digest() != before[0], code_digest(tests=True) != before[1]) == (training, test)
     with other_source(name, reworded):  # comments and docstrings do not count
         assert (code_digest(), code_digest(tests=True)) == before
+
+
+def test_functions_of_ones_own():
+    """A docstring does not count, the arguments of a partial do."""
+    def loss(gamma):
+        return gamma
+
+    plain = loss
+
+    def loss(gamma):  # noqa: F811
+        """Mine."""
+        return gamma  # as it is
+
+    digests = [function_digest(partial(one, gamma=gamma)) for one in (plain, loss) for gamma in (1, 2)]
+    assert digests[:2] == digests[2:] and digests[0] != digests[1]
 
 
 def test_an_edit_after_the_import_changes_nothing_and_is_named(tmp_path):

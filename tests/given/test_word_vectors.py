@@ -71,12 +71,3 @@ def test_a_training_takes_them_once(tiny_cfg, tiny_data, tmp_path, capsys):
     train({**first, 'epochs': 2, 'checkpoint': latest})
     for cfg in (second, first):
         assert tuned != rows(cfg) == pytest.approx([3, 2], abs=0.3)
-
-
-def test_a_second_training_from_one_without(trained, tmp_path):
-    """It would have gone on with the first one's, and not said so."""
-    cfg, _ = trained(True)
-    start, path = str(checkpoint_paths({**DEFAULTS, **cfg})[1]), tmp_path / 'vectors.txt'
-    path.write_text(ROW)
-    with pytest.raises(ValueError, match='word_vectors.*start'):
-        train({**cfg, 'start_from': start, 'word_vectors': str(path), 'output_folder': str(tmp_path)})
