@@ -93,7 +93,8 @@ def read_karpathy(paths, image_folder, max_len, cuts):
     """
     pictures, digests = {}, []
     for language, path in paths.items():
-        data, number = read_json(path, "it must be JSON in UTF-8"), 0
+        data = read_json(path, "it must be JSON in UTF-8")
+        number = 0
         digests.append(hashlib.sha256(Path(path).expanduser().read_bytes()).hexdigest())
         try:
             for number, entry in enumerate(tqdm(data["images"], desc="checking images", unit="image", delay=2)):  # noqa: B007
@@ -278,7 +279,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         check_space(folder, len(usable) * 3 * SIDE ** 2, "make room or choose another output folder")
         # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
         parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
-        attributes, kept = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}, {}
+        attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}
+        kept = {}
         for split, whole in of_split.items():
             kept[split], damaged = write_images(parts[images[split]], whole, attributes)
             if not skip_bad:

@@ -133,7 +133,8 @@ class CaptionDataset(Dataset):
 def content_digest(data_folder, data_name, split):
     """Fingerprint of a split's captions, vocabulary and names of pictures (their pixels are not read), 16 hexadecimal
     digits."""
-    folder, digest = Path(data_folder).expanduser(), hashlib.sha256()
+    folder = Path(data_folder).expanduser()
+    digest = hashlib.sha256()
     for part in ('WORDMAP', f'{split}_CAPTIONS', f'{split}_CAPLENS'):
         digest.update((folder / f'{part}_{data_name}.json').read_bytes())
     with open_images(folder / f'{split}_IMAGES_{data_name}.hdf5') as file:

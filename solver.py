@@ -82,14 +82,16 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     """
     run = make_run(cfg, encoder, loss, optimizer)
     model, cfg = run.model, run.model.settings
-    one_epoch, trained = train_epoch, len(model.history)
+    one_epoch = train_epoch
+    trained = len(model.history)
     if cfg['self_critical']:
         one_epoch = partial(self_critical.train_epoch, scorers=self_critical.scorers_of(run.train_data))
     for epoch in range(trained + 1, cfg['epochs'] + 1):
         if model.history and len(model.history) - best_epoch(model.history)['epoch'] >= STOP_AFTER:
             log(f"No better {cfg['monitor']} for {STOP_AFTER} epochs: stop.")
             break
-        start, rate = time.perf_counter(), run.optimizer.param_groups[0]['lr']
+        start = time.perf_counter()
+        rate = run.optimizer.param_groups[0]['lr']
         if not run.accelerator.is_main_process:  # draws of its own; the main process goes on with its random states
             set_seed(cfg['seed'] * 100_003 + epoch, device_specific=True)
         train_scores, val_scores = one_epoch(run, epoch), validate(run)
@@ -255,7 +257,8 @@ def validate(run):
     :return: dict with ``loss``, ``cross_entropy`` (the loss without the penalty of attention, to compare decoders),
         ``top5`` (percent), ``bleu4``, and the scores of ``metrics.greedy_scores``
     """
-    model, dataset, gather, cfg = run.model, run.val_data, run.accelerator.gather_for_metrics, run.model.settings
+    model, cfg = run.model, run.model.settings
+    dataset, gather = run.val_data, run.accelerator.gather_for_metrics
     loss = run.loss or partial(caption_loss, alpha_c=in_epoch(cfg['alpha_c'], cfg['epochs'], cfg['epochs']))
     special = {index for word, index in model.word_map.items() if is_special(word)}
     model.eval()

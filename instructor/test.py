@@ -5,12 +5,13 @@ With ``--all`` the slow ones too (``make test-all``): before a release.
 The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
 then come the instructor's tests, which build the handout and grade submissions (with ``--all`` the whole demo runs).
 The notes run through nbval: two every day, with ``--all`` all seven.
-All run as on a machine without the programs of tests/given/programs.py. What was skipped runs again with those that are
-here, and what is skipped then is listed at the end.
+All run as on a machine without the programs of tests/given/programs.py. What was skipped for one that is here runs again
+with it. What is skipped then is listed at the end.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from instructor.assemble import ROOT, assemble
-from tests.given.programs import path_without_programs
+from tests.given.programs import PROGRAMS, path_without_programs
 
 # the files that take longest come first, so that neither process waits for the other in the end
 LONG = [f'tests/given/test_{name}.py' for name in ('notebooks', 'app', 'processes', 'solver', 'extensions', 'compare')]
@@ -60,15 +61,17 @@ def main():
     steps = [('the lab, on the reference', build, [*LONG, *with_todos, 'tests']),
              ('the instructor', ROOT, [*LONG_OF_INSTRUCTOR, *others, 'instructor/tests'])]
     passed = {'lint': run('lint', ROOT, 'ruff', 'check', '.')}
+    here = tuple(f'no {name} here' for name, (commands, _) in PROGRAMS.items() if any(map(shutil.which, commands)))
     missing = defaultdict(list)  # reason -> tests
     with path_without_programs() as path:
         for title, folder, files in steps:
-            passed[title], again = run_tests(title, folder, *files, *two_files_at_a_time, PATH=path)
-            if again:
+            passed[title], skipped = run_tests(title, folder, *files, *two_files_at_a_time, PATH=path)
+            if again := [test for test, reason in skipped.items() if reason.startswith(here)]:
                 title = f'{title}, what was skipped'
-                passed[title], skipped = run_tests(title, folder, *again, *two_files_at_a_time)
-                for test, reason in skipped.items():
-                    missing[reason].append(test)
+                passed[title], still_skipped = run_tests(title, folder, *again, *two_files_at_a_time)
+                skipped = {test: reason for test, reason in skipped.items() if test not in again} | still_skipped
+            for test, reason in skipped.items():
+                missing[reason].append(test)
     for reason, tests in missing.items():
         files = ', '.join(sorted({Path(test.partition('::')[0]).name for test in tests}))
         print(f'skipped {len(tests)} test{"s"[:len(tests) > 1]} of {files}: {reason}', flush=True)

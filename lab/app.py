@@ -118,8 +118,10 @@ def form(models, largest=LARGEST):
     tick = Layout(width='auto', margin='2px 12px')
     chosen = {name: Checkbox(True, description=label(name), indent=False, layout=tick) for name in models}
     beam_size = IntSlider(3, 1, 10, description='beam size', continuous_update=False)
-    play, number = Play(interval=700, show_repeat=False), IntSlider(0, 0, 0, description='up to word')
-    message, picture = HTML('Or drop it here. A JPEG or PNG file: a photo of yours, a drawing, a screenshot.'), HTML()
+    play = Play(interval=700, show_repeat=False)
+    number = IntSlider(0, 0, 0, description='up to word')
+    message = HTML('Or drop it here. A JPEG or PNG file: a photo of yours, a drawing, a screenshot.')
+    picture = HTML()
     columns = Box(layout=Layout(flex='1 1 300px', flex_flow='row wrap'))
     jslink((play, 'value'), (number, 'value'))
 

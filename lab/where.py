@@ -33,23 +33,23 @@ def set_up():
         os.environ['TQDM_DISABLE'] = '1'
     # on Linux a thread of torch that waits for another one keeps its core busy, unless it may sleep (docs/speed.md)
     os.environ.setdefault('GOMP_SPINCOUNT', '2000')
-    if place := service():
-        install(place)
+    if name := service():
+        install(name)
 
 
-def install(place):
+def install(name):
     """Install what pyproject.toml asks for; pip leaves alone what is there.
 
     :raises RuntimeError: pip failed
     """
     project = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))['project']
     wanted = project['dependencies'] + project['optional-dependencies']['photos']
-    print(f'{place}: installing what is missing')
+    print(f'{name}: installing what is missing')
     if subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', *wanted]).returncode:
         raise RuntimeError('pip could not install the packages; on Kaggle, see whether Internet is on in the settings')
     importlib.invalidate_caches()
     print('If an import fails below, an older version is still loaded: restart the kernel (Colab: Runtime > Restart '
           'session), and run this cell again.')
-    if place == 'Colab' and 'drive' not in ROOT.parts:
+    if name == 'Colab' and 'drive' not in ROOT.parts:
         print(f'Colab forgets {ROOT} when it disconnects: keep the folder in your Google Drive, or download models.py '
               'and runs/ before.')

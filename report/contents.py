@@ -64,7 +64,8 @@ def read_runs(folders):
     folders = [Path(folder) for folder in ([folders] if isinstance(folders, (str, Path)) else folders)]
     if not folders:
         raise Missing('there are no runs to compare: name their folders in `improvement`, in the settings cell')
-    runs, ends = [], {folder.name for folder in folders}
+    runs = []
+    ends = {folder.name for folder in folders}
     for folder in folders:
         found = saved_runs(folder)
         if not found:
@@ -256,9 +257,11 @@ def scores_compared(folders):
 @message_in_its_place
 def decoders_compared(folder):
     """Parameters, training time and test scores of the decoders; of the shapes also how many captions are right."""
-    runs, path = read_runs(folder), Path(folder) / 'test_truth.json'
+    runs = read_runs(folder)
+    path = Path(folder) / 'test_truth.json'
     truth = {name: found for name, found in read_json(path, AGAIN).items() if found} if path.exists() else {}
-    scores, rows = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU-'))], []
+    scores = ['BLEU-4', *(name for name in all_scores(runs) if not name.startswith('BLEU-'))]
+    rows = []
     for run in runs:
         result, = run['seeds']
         score, = (row for row in result['scores'] if row['beam_size'] == result['captions_beam_size'])

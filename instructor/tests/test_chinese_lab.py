@@ -19,7 +19,8 @@ from instructor.mistakes import mistakes
 WORDS = {'TODO', 'LSTM', 'LOSS', 'TOP', 'ACCURACY', 'BLEU', 'GREEDY', 'CIDER', 'epoch', 'passed', 'in', 'TRAIN', 'VAL',
          'TEST', 'PDF', 'data', 'val', 'test', 'notebook', 'pip', 'install', 'mplfonts', 'fonts', 'noto', 'cjk',
          'Chrome', 'Chromium', 'Edge'}
-MISTAKES = [mistakes([todo])[place] for todo, place in ((1, 1), (2, 4), (3, 4), (4, 1), (5, 4))]
+MISTAKES = [pytest.param(mistakes([todo])[place], marks=[pytest.mark.slow] * (todo not in (2, 3)))
+            for todo, place in ((1, 1), (2, 4), (3, 4), (4, 1), (5, 4))]
 WHOLE = """
 from create_input_files import create_input_files
 from lab.data.shapes import generate_shapes

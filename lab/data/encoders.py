@@ -78,14 +78,16 @@ def load_backbone(encoder, weights='DEFAULT'):
     :raises ValueError: unknown name, weights that cannot be had, or no grid
     """
     if isinstance(encoder, nn.Module):
-        stages, settings = _as_stages(encoder), {}
+        stages = _as_stages(encoder)
+        settings = {}
     elif encoder in LITE_SIDES:
         stages, settings = _efficientnet_lite(encoder, weights)
     elif encoder == 'shapes_cnn':
         stages = _load_state(shapes_cnn(), SHAPES_CNN_WEIGHTS if weights == 'DEFAULT' else weights)
         settings = dict(mean=(0.5,) * 3, std=(0.25,) * 3)
     else:
-        stages, settings = _as_stages(_torchvision(encoder, weights)), {}
+        stages = _as_stages(_torchvision(encoder, weights))
+        settings = {}
     name = type(encoder).__name__ if isinstance(encoder, nn.Module) else encoder
     strides, channels = _measure(stages, name)
     return Backbone(stages, strides, channels, **settings)

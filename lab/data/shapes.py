@@ -289,7 +289,8 @@ def write_caption(scene, rng=None):
     words = [pick(OPENINGS[len(first)], USUAL_OPENING), describe(first)]
     if len(first) == 2 and not rest:
         words.append(pick(PAIR_WORDS[relation(first[0]["box"], first[1]["box"])]))
-    turned, it = bool(rest) and chance(WITH_PROBABILITY), "it" if len(first) == 1 else "them"
+    turned = bool(rest) and chance(WITH_PROBABILITY)
+    it = "it" if len(first) == 1 else "them"
     parts = []  # others in the same place share one relation: "above a ring and a heart"
     for place, others in groupby(rest, key=lambda group: relation(first[0]["box"], group[0]["box"])):
         named = " and ".join(describe(group) for group in others)
@@ -328,7 +329,8 @@ def generate_shapes(output_folder, train=1200, val=150, test=150, seed=0):
     :return: path of the JSON file
     """
     folder = Path(output_folder).expanduser()
-    json_path, counts = folder / JSON_NAME, {"train": train, "val": val, "test": test}
+    json_path = folder / JSON_NAME
+    counts = {"train": train, "val": val, "test": test}
     settings = {"dataset": "shapes", "version": VERSION, "seed": seed, "counts": counts}
     names = {f"{split}_{i:05d}.png": (split, i) for split in SPLITS for i in range(counts[split])}
 

@@ -44,7 +44,8 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50, rank=ra
     k, n, device = beam_size, len(encoder_out), encoder_out.device
     with evaluating(decoder):
         state, memory = repeated(*decoder.start(encoder_out), k)
-        words, excluded = torch.full((n * k,), word_map['<start>'], device=device), excluded_words(word_map)
+        words = torch.full((n * k,), word_map['<start>'], device=device)
+        excluded = excluded_words(word_map)
         # (images, beams): at first one open beam, else all k would hold the same caption
         score = torch.full((n, k), -torch.inf, device=device)
         score[:, 0] = 0

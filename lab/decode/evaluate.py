@@ -32,7 +32,8 @@ def caption_split(model, split='TEST', beam_size=3, search=beam_search, batch_si
         probabilities (of each word), alphas (len(caption), h, w) or None
     """
     dataset = dataset or caption_dataset(model, split)
-    images, found = loader(dataset, torch.arange(0, len(dataset), dataset.cpi), batch_size), []
+    images = loader(dataset, torch.arange(0, len(dataset), dataset.cpi), batch_size)
+    found = []
     for batch in progress_bar(images, unit='batch', desc=f'{model.name}, beam {beam_size}'):
         found += _search(model, batch.images, beam_size, search, max_len)[0]
     return [{'name': name, **caption, 'references': references}
@@ -43,7 +44,8 @@ def caption_split(model, split='TEST', beam_size=3, search=beam_search, batch_si
 def _search(model, images, beam_size, search, max_len):
     """:return: a dict for each image: caption, score, finished, probabilities, alphas; the encoded images"""
     encoder_out = model.encode(images)
-    grid, captions = tuple(encoder_out.shape[1:3]), []
+    grid = tuple(encoder_out.shape[1:3])
+    captions = []
     for found in search(model.decoder, encoder_out, model.vocabulary, beam_size, max_len):
         alphas = found.alphas.unflatten(1, grid) if found.alphas is not None else None
         captions.append({'caption': model.words(found.words), 'score': found.score, 'finished': found.finished,
@@ -71,7 +73,8 @@ def evaluate(model, split='TEST', beam_sizes=(1, 3, 5), history=None, search=bea
     for beam_size in beam_sizes:
         start = time.perf_counter()
         searches.append(caption_split(model, split, beam_size, search, dataset=dataset, **options))
-        seconds, words = time.perf_counter() - start, [c['caption'] for c in searches[-1]]
+        seconds = time.perf_counter() - start
+        words = [c['caption'] for c in searches[-1]]
         scores.append({'beam_size': beam_size, 'seconds': seconds, **scores_of(dataset.references, words),
                        'words': fmean(map(len, words))})
     middle = len(beam_sizes) // 2
@@ -135,7 +138,8 @@ def gate_per_word(model, encoder_out, caption):
     :param caption: list of words
     :return: list of beta, one per word; None for a decoder whose steps do not call such a layer
     """
-    layer, betas = getattr(model.decoder, 'f_beta', None), []
+    layer = getattr(model.decoder, 'f_beta', None)
+    betas = []
     if layer is None:
         return None
     word_map = model.vocabulary

@@ -47,7 +47,9 @@ def bleu(references, captions):
     """
     counts = [count_matches(*pair) for pair in zip(references, captions, strict=True)]
     rights, totals, lengths, closest = zip(*counts, strict=True)
-    penalty, product, scores = brevity_penalty(sum(lengths), sum(closest)), 1, {}
+    penalty = brevity_penalty(sum(lengths), sum(closest))
+    product = 1
+    scores = {}
     for n, right, total in zip(ORDERS, zip(*rights, strict=True), zip(*totals, strict=True), strict=True):
         product *= (sum(right) + TINY) / (sum(total) + SMALL)
         scores[f'BLEU-{n}'] = penalty * product ** (1 / n)

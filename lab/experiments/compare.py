@@ -62,7 +62,8 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         for seed in seeds:
             print(f'== {name}, seed {seed} ==', flush=True)
             run_cfg = settings[name, seed]
-            history, best = train_or_load(run_cfg), checkpoint_paths(run_cfg)[1]
+            history = train_or_load(run_cfg)
+            best = checkpoint_paths(run_cfg)[1]
             begins = phases.get((own.get('start_from'), seed), (0, None))
             phases[name, seed] = begins[0] + best_epoch(history)['epoch'], best_epoch(history)
             found = evaluate_or_load(decoder_name(run_cfg), [best], history, best.parent, run_cfg, split, beam_sizes)
@@ -122,7 +123,8 @@ def try_model(cfg, split):
     """Build a run's model, and let it read and caption blank pictures: its errors and open TODOs come up now."""
     CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
     model = build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']))
-    images, numbers = torch.zeros(2, 3, 256, 256, dtype=torch.uint8), torch.arange(2)
+    images = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
+    numbers = torch.arange(2)
     model.decoder.train()
     with torch.no_grad():
         model(Batch(images, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
@@ -185,7 +187,8 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
 
 def score_cells(seeds, beam_size, metrics):
     """A cell per metric: '0.204', with several seeds '0.204 ± 0.003', or '' where this beam size was not tested."""
-    rows, cells = [row for seed in seeds for row in seed['scores'] if row['beam_size'] == beam_size], []
+    rows = [row for seed in seeds for row in seed['scores'] if row['beam_size'] == beam_size]
+    cells = []
     for metric in metrics:
         values = [row[metric] for row in rows]
         spread = f' ± {stdev(values):.3f}' if len(values) > 1 else ''
@@ -218,7 +221,8 @@ def score_table(results, first, metrics, extra, cells):
     :param extra, cells: heading of the column of these cells
     """
     beams = [row['beam_size'] for row in results[0]['seeds'][0]['scores']]
-    middle, rows = beams[len(beams) // 2], []
+    middle = beams[len(beams) // 2]
+    rows = []
     for result, cell in zip(results, cells, strict=True):
         seeds = result['seeds']
         minutes = mean(seed['train_seconds'] for seed in seeds) / 60

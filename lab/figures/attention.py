@@ -47,8 +47,10 @@ def plot_attention(image, words, alphas, sentinel=False, probabilities=None, gat
     :param scale: 'word': each map has its own; 'caption': one for all maps, from 0 to the greatest weight of all
     """
     rows = -(-(len(words) + 1) // 5)  # of at most five maps, no row much shorter than another
-    columns, alphas = -(-(len(words) + 1) // rows), np.asarray(alphas)
-    caption, words = drawable([sentence(words)], 20 * columns)[0], drawable(words)
+    columns = -(-(len(words) + 1) // rows)
+    alphas = np.asarray(alphas)
+    caption = drawable([sentence(words)], 20 * columns)[0]
+    words = drawable(words)
     highest = None if scale == 'word' or not words else alphas.max()
     maps = [overlay(image, alpha, highest) for alpha in alphas]
     bars = [(visual_grounding(alphas, sentinel), '1 - β', 'how much it looks'),

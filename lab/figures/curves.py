@@ -49,7 +49,8 @@ def plot_history(histories, begins=None, training=True):
         for name, style in line_styles(runs).items():
             for seed, history in enumerate(runs[name]):
                 before, last = begins[name][seed] if begins else (0, None)
-                epochs, values = [before + entry['epoch'] for entry in history], [entry[key] for entry in history]
+                epochs = [before + entry['epoch'] for entry in history]
+                values = [entry[key] for entry in history]
                 line = style | dict(alpha=0.4 if seed else 1)
                 thin = line | dict(marker='' if len(history) > 1 else '.', linewidth=1)
                 drawn, = axes.plot(epochs, values, **line)
@@ -83,7 +84,8 @@ def plot_bleu(results):
     """
     names = drawable([label(result['model']) for result in results], 28)
     scores = score_names([row for result in results for row in result['scores']])
-    rows, columns = math.ceil((len(scores) + 2) / 4), 4
+    rows = math.ceil((len(scores) + 2) / 4)
+    columns = 4
     height = rows * max(2.2, 0.16 * len('\n'.join(names).splitlines()))  # the legend has the height of a row
     figure, axes_of = plt.subplots(rows, columns, figsize=(WIDTH, height))
     *panels, legend = list(axes_of.flat)[:len(scores) + 2]
@@ -142,7 +144,8 @@ def bleu_table(results):
 
     :param results: list of dicts of ``evaluate.evaluate``
     """
-    scores, rows = score_names([row for result in results for row in result['scores']]), []
+    scores = score_names([row for result in results for row in result['scores']])
+    rows = []
     for result in results:
         best = result['best_epoch'] or ''  # an ensemble has none
         for row in result['scores']:

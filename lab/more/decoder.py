@@ -36,7 +36,8 @@ class Decoder(nn.Module):
             with attention: alphas (batch_size, steps, num_pixels), zero past a caption's end; sort indices
         """
         lengths, sort_ind = caption_lengths.flatten().sort(descending=True, stable=True)
-        sort_ind, decode_lengths = sort_ind.to(encoder_out.device), (lengths - 1).tolist()
+        sort_ind = sort_ind.to(encoder_out.device)
+        decode_lengths = (lengths - 1).tolist()
         captions = encoded_captions[sort_ind]
         state, memory = self.start(encoder_out[sort_ind])
         words, predictions, alphas = captions[:, 0], [], []

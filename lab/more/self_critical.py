@@ -40,7 +40,8 @@ def train_epoch(run, epoch, scorers):
     for number, batch in enumerate(bar):
         with accelerator.accumulate(run.wrapped):
             with accelerator.autocast():
-                encoder_out, pictures = model.encode(batch.images), (batch.numbers // run.train_data.cpi).unique()
+                encoder_out = model.encode(batch.images)
+                pictures = (batch.numbers // run.train_data.cpi).unique()
                 of_languages = [loss_in_language(model, run.wrapped, encoder_out, pictures, word_map, scorer)
                                 for word_map, scorer in scorers]
                 loss, reward = (torch.stack(values).mean(dim=0) for values in zip(*of_languages, strict=True))

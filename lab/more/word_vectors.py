@@ -42,7 +42,8 @@ def load(embedding, path, word_map):
 
 def load_named(model):
     """Load the word vectors that the settings name into a new decoder."""
-    cfg, embedding = model.settings, getattr(model.decoder, 'embedding', None)
+    cfg = model.settings
+    embedding = getattr(model.decoder, 'embedding', None)
     if cfg['word_vectors'] and not (cfg['start_from'] or cfg['checkpoint']):  # which have them
         count = load(embedding, cfg['word_vectors'], model.word_map)
         words = sum(not is_special(word) for word in model.word_map)

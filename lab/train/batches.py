@@ -60,7 +60,8 @@ def weights_of(dataset, loader, cfg):
 
     A step is the mean of ``accumulate`` weighted losses.
     """
-    parts, accumulate = loader.dataset.split(loader.batch_size), cfg['accumulate']
+    parts = loader.dataset.split(loader.batch_size)
+    accumulate = cfg['accumulate']
     sizes = [len(part) if cfg['self_critical'] else int((dataset.caplens[part.flatten()] - 1).sum()) for part in parts]
     steps = [sum(sizes[first:first + accumulate]) for first in range(0, len(sizes), accumulate)]
     return [size * accumulate / steps[number // accumulate] for number, size in enumerate(sizes)]

@@ -46,9 +46,8 @@ def progress_bar(*args, **options):
 
 
 def log(text):
-    """Print, in the main process only."""
-    if PartialState().is_main_process:
-        print(text, flush=True)
+    """Print, in one process of each machine."""
+    PartialState().print(text, flush=True)
 
 
 def averages(**meters):

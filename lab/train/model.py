@@ -96,7 +96,8 @@ class CaptionModel(nn.Module):
         :raises ValueError: the decoder returns too few or too many things
         """
         encoder_out = self.encode(batch.images) if encoder_out is None else encoder_out
-        device, caplens = encoder_out.device, batch.caplens.unsqueeze(1)
+        device = encoder_out.device
+        caplens = batch.caplens.unsqueeze(1)
         captions = batch.captions.to(device, non_blocking=True)
         if self.fast:
             return true_words(fast.fast_forward(self.decoder, encoder_out, captions, caplens, batch.image_of))

@@ -54,10 +54,10 @@ def figures_of(folder):
 
 
 @pytest.mark.parametrize(('name', 'decoder', 'todos'), [
-    ('train_rnn', 'NoAttention', 2), ('train_attention', 'Attention', 3)])
+    ('train_rnn', 'NoAttention', 2), ('train_attention', 'Attention', 0)])
 def test_training(folder, name, decoder, todos):
     cfg = dict(**CFG, attention=decoder == 'Attention', output_folder='runs/shapes')
-    printed, pictures = run(folder, f'{name}.ipynb', pictures=PICTURES, cfg=cfg)
+    printed, pictures = run(folder, f'{name}.ipynb', pictures=PICTURES, cfg=cfg, check=todos > 0)
     assert printed.count('  done  ') == todos and pictures == 2  # pictures with captions; the learning curves
     assert '%|' not in (folder / f'{name}.ipynb').read_text(encoding='utf-8')  # no progress bars
     runs = folder / 'runs/shapes'
