@@ -5,8 +5,8 @@ With ``--all`` the slow ones too (``make test-all``): before a release.
 The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
 then come the instructor's tests, which build the handout and grade submissions (with ``--all`` the whole demo runs).
 The notes run through nbval: two every day, with ``--all`` all seven.
-All run as on a machine without the programs of tests/given/programs.py. What was skipped for one that is here runs again
-with it. What is skipped then is listed at the end.
+All run as on a machine without the programs of tests/given/programs.py. What was skipped for one that is here runs
+again with it. What is skipped then is listed at the end.
 """
 
 import argparse
