@@ -97,14 +97,17 @@ def metric_of(monitor, references):
     :param monitor: the setting: the name of the score
     :param references: dict language -> per image a list of captions, each a list of words
     :return: a function of ``METRICS``; None for the loss and for what is teacher-forced
-    :raises ValueError: validation gives no score of this name, or two metrics give one of the same name
+    :raises ValueError: validation gives no score of this name, or two scores have one name in the history
     """
     found = dict.fromkeys(['loss', 'cross_entropy', 'top5', 'bleu4'])
+    names = {}
     for metric in METRICS:
-        scores = greedy_scores({language: metric(those[:1], [those[0][0]]) for language, those in references.items()})
-        if twice := scores.keys() & found.keys():
-            raise ValueError(f"two metrics give {', '.join(sorted(twice))}: rename one of them")
-        found |= dict.fromkeys(scores, metric)
+        scores = {language: metric(those[:1], [those[0][0]]) for language, those in references.items()}
+        for name in next(iter(scores.values())):
+            other = names.setdefault(in_history(name), name)
+            if other != name:
+                raise ValueError(f'the scores {other} and {name} have one name in the history: rename one of them')
+        found |= dict.fromkeys(greedy_scores(scores), metric)
     if monitor not in found:
         raise ValueError(f"setting 'monitor' is {monitor!r}; it must be one of {', '.join(found)}")
     return found[monitor]

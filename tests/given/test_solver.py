@@ -196,9 +196,12 @@ def test_parts_of_a_step_weigh_as_many_words_as_they_have(tiny_cfg):
 # --- Validation ---
 
 
-def test_a_monitor_that_there_is_not(tiny_cfg):
+def test_a_monitor_that_there_is_not_or_twice(tiny_cfg, monkeypatch):
     with pytest.raises(ValueError, match="'greedy_blue4'.*greedy_bleu4"):
         train({**tiny_cfg, 'monitor': 'greedy_blue4'})
+    monkeypatch.setattr('lab.decode.metrics.METRICS', [*METRICS, lambda references, captions: {'CIDEr': 0}])
+    with pytest.raises(ValueError, match='CIDEr-D.*CIDEr'):
+        train(tiny_cfg)
 
 
 def test_a_metric_of_ones_own_may_choose_the_model(tiny_cfg, monkeypatch):
