@@ -76,7 +76,10 @@ def load_model(path, device=None, encoder=None):
     if encoder is None and cfg['encoder'] is None:
         raise ValueError(f'{path} was trained with an encoder of your own: pass it as encoder=...')
     of_checkpoint = {} if state['encoder'] is None else {'encoder_weights': None}  # they come from there
-    model = build_model(cfg | of_checkpoint, state['word_map'], encoder)
+    try:
+        model = build_model(cfg | of_checkpoint, state['word_map'], encoder)
+    except ValueError as error:  # it speaks of a setting, which is the checkpoint's
+        raise ValueError(f'{path} does not fit this code: {error}') from error
     restore_model(model, state, path)
     model.settings, model.history = cfg, state['history']
     return model.eval()

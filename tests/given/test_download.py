@@ -5,8 +5,10 @@ import io
 import json
 import re
 import shlex
+import shutil
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -160,6 +162,12 @@ def test_it_gives_up_when_nothing_comes_and_another_run_goes_on(coco, tmp_path, 
     assert server.asked[0] == (TRAIN, 'bytes=1000-')
 
 
+def test_of_two_runs_at_once_one_fetches(coco, server):
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(error_of, [coco, coco])) == [None, None]
+    assert len(server.asked) == 3
+
+
 @pytest.mark.parametrize(('change', 'message'), [
     (lambda right: right[:2000] + b'?' + right[2001:], 'train2014.zip.*sha256'),
     (lambda right: b'<html>Please log in.</html>', 'train2014.zip is not the file'),
@@ -179,6 +187,25 @@ def test_a_file_that_is_gone_can_be_brought_by_hand(coco, tmp_path, server):
     assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
 
 
+def test_stopped_while_it_unpacks(coco, tmp_path, server, monkeypatch):
+    def stop_at_the_fifth(packed, file):
+        if packed.name == NAMES[4]:
+            file.write(packed.read(20))
+            raise KeyboardInterrupt
+        copy(packed, file)
+
+    copy = shutil.copyfileobj
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, 'copyfileobj', stop_at_the_fifth)
+        assert error_of(coco)
+    there = {'dataset_coco.json', 'train2014.zip', *(f'images/{name}' for name in NAMES[:4])}
+    assert files_in(tmp_path / 'coco') == there
+    times = {name: (tmp_path / 'coco' / name).stat().st_mtime_ns for name in there if name in ALL}
+    assert error_of(coco) is None and files_in(tmp_path / 'coco') == ALL
+    assert times == {name: (tmp_path / 'coco' / name).stat().st_mtime_ns for name in times}
+    assert [path for path, _ in server.asked].count(TRAIN) == 1
+
+
 def test_pictures_behind_a_form(coco, tmp_path, monkeypatch):
     split, *_ = download.SOURCES['coco']
     monkeypatch.setitem(download.SOURCES, 'coco', (split, Source('photos.zip', by_hand='ask their owner')))
@@ -189,3 +216,10 @@ def test_pictures_behind_a_form(coco, tmp_path, monkeypatch):
     assert '1 of 24' in (error := error_of(coco)) and Path(NAMES[5]).name in error
     wanted.write_bytes(zip_of(photos))
     assert error_of(coco) is None and wanted.exists()
+
+
+def test_too_little_disk_space(coco, tmp_path, server, monkeypatch):
+    """There must be room for an archive and for what is unpacked of it."""
+    usage = shutil.disk_usage(tmp_path)._replace(free=2 * len(server.files[TRAIN]) - 1)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
+    assert 'disk space' in error_of(coco) and [path for path, _ in server.asked] == ['/caption_datasets.zip']

@@ -63,6 +63,16 @@ def test_colors_are_what_they_are_called_and_stand_out(drawn):
             assert np.linalg.norm(around - color, axis=2).min() > 30
 
 
+def test_scenes_are_varied(drawn):
+    scenes = [scene for *_, scene, _ in drawn]
+    items = [item for scene in scenes for item in scene["objects"]]
+    assert {len(scene["objects"]) for scene in scenes} == {1, 2, 3}
+    assert {item["shape"] for item in items} == set(shapes.SHAPES)
+    assert {item["color"] for item in items} == set(shapes.COLORS)
+    assert {scene["background"] for scene in scenes} == set(shapes.BACKGROUNDS)
+    assert any("two" in caption.split() for *_, captions in drawn for caption in captions)
+
+
 # --- Captions ---
 
 
