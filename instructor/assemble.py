@@ -17,13 +17,15 @@ ASSIGNMENT = ('*.py', 'lab/**/*.py', 'lab/app.js', '*.ipynb', 'notes/*.ipynb', '
               'report/*.py', 'report/*.css', 'tests/**/*.py', 'tests/**/*.npz', 'tests/*.toml', 'weights/*',
               'requirements.txt', 'pyproject.toml', 'README.md', 'docs/**/*')
 
+PROMISED = 'nbval-check-output'  # nbval compares what a cell with this tag prints: the text promises it
+
 
 def assemble(models_file, build_folder):
     """Lay out the assignment with the given ``models.py``.
 
-    Code, notebooks (without outputs), report and tests are written anew; what runs left in the build folder
-    (``data/``, ``runs/``) stays, so that a second run goes on from there. Older files of the assignment that are
-    not part of it any more are taken out.
+    Code, notebooks (of outputs only those that nbval compares), report and tests are written anew; what runs left in
+    the build folder (``data/``, ``runs/``) stays, so that a second run goes on from there. Older files of the
+    assignment that are not part of it any more are taken out.
 
     :param models_file: the ``models.py`` to lay in: the reference or a student's
     :param build_folder: made if need be; must not be the repository or lie above it
@@ -48,7 +50,8 @@ def assemble(models_file, build_folder):
         if path == Path('models.py'):
             target.write_bytes(model_source)
         elif path.suffix == '.ipynb':
-            target.write_text(without_outputs((ROOT / path).read_text(encoding='utf-8')), encoding='utf-8')
+            source = (ROOT / path).read_text(encoding='utf-8')
+            target.write_text(without_outputs(source, but=PROMISED), encoding='utf-8')
         else:
             shutil.copyfile(ROOT / path, target)
     return build
@@ -60,11 +63,14 @@ def wanted_files():
             if path.is_file() and '__pycache__' not in path.parts} | {Path('models.py')}
 
 
-def without_outputs(source):
-    """A notebook's JSON without outputs, execution counts and what a run noted in the metadata."""
+def without_outputs(source, but=None):
+    """A notebook's JSON without outputs, execution counts and what a run noted in the metadata.
+
+    :param but: a tag: what cells with it have printed stays
+    """
     notebook = json.loads(source)
     for cell in notebook['cells']:
-        if cell['cell_type'] == 'code':
+        if cell['cell_type'] == 'code' and but not in cell['metadata'].get('tags', []):
             cell['outputs'], cell['execution_count'] = [], None
         cell['metadata'] = {key: value for key, value in cell['metadata'].items() if key == 'tags'}
     for of_a_run in ('papermill', 'widgets'):

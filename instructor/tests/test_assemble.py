@@ -28,7 +28,9 @@ def test_wrong_markers_are_refused(body, message):
 def test_outputs_are_cut():
     cell = dict(cell_type='code', outputs=[1], execution_count=3, source='x',
                 metadata={'papermill': {}, 'tags': ['parameters']})
-    notebook = json.loads(without_outputs(json.dumps(dict(cells=[cell], metadata={'papermill': {}, 'kernelspec': {}}))))
+    source = json.dumps(dict(cells=[cell], metadata={'papermill': {}, 'kernelspec': {}}))
+    assert json.loads(without_outputs(source, but='parameters'))['cells'][0]['outputs'] == [1]
+    notebook = json.loads(without_outputs(source))
     assert notebook == dict(metadata={'kernelspec': {}}, cells=[
         {**cell, 'outputs': [], 'execution_count': None, 'metadata': {'tags': ['parameters']}}])
 

@@ -19,19 +19,16 @@ os.environ.setdefault('THP_MEM_ALLOC_ENABLE', '1')
 def accelerator_for(cfg):
     """accelerate's ``Accelerator`` for these settings.
 
-    Matrix products are in half precision on a GPU that is made for it, unless accelerate's variable
-    ``ACCELERATE_MIXED_PRECISION`` (no, bf16) says otherwise.
+    Its own variable ``ACCELERATE_MIXED_PRECISION=bf16`` takes half precision for matrix products.
 
     :raises ValueError: the device of the settings is not here
     """
     AcceleratorState._reset_state(reset_partial_state=True)  # of a training before in the same notebook
     if cfg['device'].startswith('cuda:'):
         torch.cuda.set_device(cfg['device'])
-    bf16 = cfg['device'].startswith('cuda') and torch.cuda.is_bf16_supported(including_emulation=False)
     accelerator = Accelerator(
-        cpu=cfg['device'] == 'cpu',
-        mixed_precision=os.environ.get('ACCELERATE_MIXED_PRECISION', 'bf16' if bf16 else 'no'),
-        gradient_accumulation_steps=cfg['accumulate'], dataloader_config=DataLoaderConfiguration(split_batches=True),
+        cpu=cfg['device'] == 'cpu', gradient_accumulation_steps=cfg['accumulate'],
+        dataloader_config=DataLoaderConfiguration(split_batches=True),
         # one process may be encoding COCO while the others wait
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))])
     if accelerator.device.type != torch.device(cfg['device']).type:
