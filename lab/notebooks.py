@@ -25,6 +25,7 @@ def run_notebook(path, output_path=None, **parameters):
     :raises papermill.exceptions.PapermillExecutionError: a cell failed; ``ename`` and ``evalue`` say how
     """
     path = Path(path).expanduser().resolve()
+    os.environ.setdefault('TQDM_DISABLE', '1')  # the notebook would keep each update of a progress bar as a line
     # The kernel's own log warns of its local connection. It and tornado may call papermill's way to end it an error.
     quiet = ['--log-level=CRITICAL', '--Application.logging_config={"loggers": {"tornado": {"level": "CRITICAL"}}}']
     config = Config(NotebookClient=dict(extra_arguments=quiet))

@@ -1,7 +1,7 @@
 """Prepare a notebook for the place where it runs: a laptop, a cluster, Colab, Kaggle or ModelWhale.
 
 The first cell of the notebooks of the top folder calls this before anything is installed. So it imports only Python's
-own modules and those of Jupyter.
+own modules.
 """
 
 import importlib
@@ -10,8 +10,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-from IPython import get_ipython
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,10 +25,6 @@ def service():
 
 def set_up():
     """Get ready for the cells that follow. Call it before torch is imported."""
-    # nbconvert and papermill would keep each update of a progress bar as a line of its own; they let no cell ask
-    kernel = getattr(get_ipython(), 'kernel', None)
-    if not getattr(kernel, '_allow_stdin', True):
-        os.environ['TQDM_DISABLE'] = '1'
     # on Linux a thread of torch that waits for another one keeps its core busy, unless it may sleep (docs/speed.md)
     os.environ.setdefault('GOMP_SPINCOUNT', '2000')
     if name := service():

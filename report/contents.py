@@ -72,8 +72,8 @@ def read_runs(folders):
             raise Missing(f'{folder} has no test results: run the training notebooks, then `test.ipynb`; or '
                           "`compare.ipynb` with `split = 'TEST'`")
         if len(folders) > 1:
-            place = folder.name if len(ends) == len(folders) else folder
-            found = [run | dict(name=f'{run["name"]} ({place})') for run in found]
+            where = folder.name if len(ends) == len(folders) else folder
+            found = [run | dict(name=f'{run["name"]} ({where})') for run in found]
         runs += found
     return runs
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import requests
-from filelock import FileLock
 from tqdm import tqdm
 
 from utils import atomic_path, check_space, read_json, write_json
@@ -230,8 +229,7 @@ def main(arguments=None):
     folder = Path(options.folder).expanduser() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / '.lock', mode=0o666):
-            download(options.name, folder)
+        download(options.name, folder)
     except (OSError, ValueError) as error:
         sys.exit(f'error: {error}')
     except KeyboardInterrupt:

@@ -93,7 +93,6 @@ class CaptionModel(nn.Module):
         :param teacher_forcing: below 1 for scheduled sampling, which a ``lab.more.decoder.Decoder`` has
         :param encoder_out: (pictures, h, w, encoder_dim), if they are encoded already
         :return: :class:`Decoded`
-        :raises ValueError: the decoder returns too few or too many things
         """
         encoder_out = self.encode(batch.images) if encoder_out is None else encoder_out
         device = encoder_out.device
@@ -102,14 +101,8 @@ class CaptionModel(nn.Module):
         if self.fast:
             return true_words(fast.fast_forward(self.decoder, encoder_out, captions, caplens, batch.image_of))
         sampling = {} if teacher_forcing == 1 else dict(teacher_forcing=teacher_forcing)
-        decoded = self.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
-                               caplens.to(device, non_blocking=True), **sampling)
-        expected = {'Attention': (5,), 'NoAttention': (4,)}.get(decoder_name(self.settings), (4, 5))
-        if not isinstance(decoded, (tuple, list)) or len(decoded) not in expected:
-            came = f'{len(decoded)} things' if isinstance(decoded, (tuple, list)) else type(decoded).__name__
-            raise ValueError(f'forward of {type(self.decoder).__name__} returns {came}; it must return predictions, '
-                             f'sorted captions, decode lengths, {"alphas, " if 5 in expected else ""}sort indices')
-        return true_words(decoded)
+        return true_words(self.decoder(encoder_out[batch.image_of.to(device, non_blocking=True)], captions,
+                                       caplens.to(device, non_blocking=True), **sampling))
 
     def use_fast_forward(self, batch):
         """Train by ``fast.fast_forward`` if the decoder's own ``forward`` gives the same on these captions.

@@ -107,12 +107,6 @@ def test_two_processes_do_what_one_does_with_the_whole_batch(equal_cfg, settings
             assert (value - one).abs().max() < 5e-3 * one.abs().max() + 1e-3, name
 
 
-def test_any_multiple_of_the_number_of_processes_is_a_batch_size(equal_cfg):
-    cfg = {**equal_cfg, 'batch_size': 12, 'epochs': 1}
-    (epoch,), *_ = train_in(4, cfg)
-    assert epoch['train_loss'] == pytest.approx(train_in(1, folder_of(cfg, 'one'))[0][0]['train_loss'], rel=1e-4)
-
-
 @pytest.mark.parametrize('settings', [dict(attention=False), dict(self_critical='mean')], ids=['rnn', 'self-critical'])
 def test_one_and_one_epoch_are_two(trained, tmp_path, settings):
     """To the last bit, in spite of dropout and drawn captions; statistics of batch norm as well."""

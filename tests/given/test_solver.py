@@ -334,8 +334,6 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
             (dict(checkpoint=str(words)), 'vocabulary')):
         with pytest.raises(ValueError, match=hint):
             train({**again, **change})
-    with pytest.raises(ValueError, match='optimizer'):
-        train(again, optimizer=torch.optim.SGD)
     assert evaluate(load_model(old, 'cpu'), 'VAL', [1])['captions']  # it still captions
 
 
@@ -361,10 +359,6 @@ class Few(DecoderWithRNN):
 class Stuck(DecoderWithAttention):
     def step(self, *arguments):
         raise LookupError('a mistake in step')
-
-class Blind(DecoderWithAttention):
-    def forward(self, *arguments):
-        return super().forward(*arguments)[:3]
 '''
 
 
@@ -393,7 +387,7 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, optio
 @pytest.mark.parametrize(('decoder', 'error', 'hint'), [
     ('Mine', ValueError, 'my_decoder.MyDecoder'), ('os.path', ValueError, 'os.py'),
     ('../my_decoder.Mine', ValueError, 'no file'), ('my_decoder.Other', AttributeError, 'Other'),
-    ('my_decoder.Blind', ValueError, '3 things.*alphas'), ('my_decoder.Stuck', LookupError, 'a mistake in step')])
+    ('my_decoder.Stuck', LookupError, 'a mistake in step')])
 def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, tiny_cfg, decoder, error, hint):
     with pytest.raises(error, match=hint):
         train({**tiny_cfg, 'decoder': decoder})
@@ -445,15 +439,6 @@ def test_dropout_on_what_goes_in_is_for_training_only(tiny_cfg, setting, how):
         torch.testing.assert_close(found, torch.where(off, 0.0, whole / 0.75))
         gone.append((off & (whole != 0)).sum() / (whole != 0).sum())
     assert torch.stack(gone).mean().item() == pytest.approx(0.25, abs=0.02)
-
-
-@pytest.mark.parametrize('attention', KINDS)
-def test_half_precision_comes_close(tiny_cfg, monkeypatch, attention):
-    cfg = {**tiny_cfg, 'attention': attention, 'dropout': 0.0, 'epochs': 1}
-    single = train(cfg)[0]
-    monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', 'bf16')
-    half = train(cfg)[0]
-    assert half['train_loss'] != single['train_loss'] == pytest.approx(half['train_loss'], rel=5e-3)
 
 
 def test_a_loss_that_is_no_number_stops_at_once(tiny_cfg):

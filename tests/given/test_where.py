@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from jupyter_client.manager import start_new_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = {path.name: next(cell for cell in json.loads(path.read_text(encoding='utf-8'))['cells']
@@ -88,19 +87,3 @@ def test_without_internet_or_without_the_folder_it_says_what_to_do(tmp_path, pip
     lay_out(tmp_path / place)
     *_, error = run_cell(tmp_path, pip, **environment)
     assert hint in error.splitlines()[-1]
-
-
-def test_progress_bars_are_shown_where_somebody_watches(monkeypatch):
-    """Jupyter and others say to the kernel that it may ask questions; papermill says not, see test_notebooks.py."""
-    monkeypatch.delenv('TQDM_DISABLE', raising=False)
-    manager, client = start_new_kernel(kernel_name='python3', cwd=str(ROOT))
-    printed = []
-    try:
-        client.execute_interactive(
-            'from lab.where import set_up\nset_up()\nfrom tqdm import tqdm\nprint(tqdm([]).disable)', timeout=60,
-            allow_stdin=True, stdin_hook=print,
-            output_hook=lambda message: printed.append(message['content'].get('text')))
-    finally:
-        client.stop_channels()
-        manager.shutdown_kernel(now=True)
-    assert 'False\n' in printed
