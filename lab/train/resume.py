@@ -41,6 +41,8 @@ def resume(model, optimizer, path):
         if cfg[name] != before[name]:
             raise ValueError(f'{path} was trained with {name}={before[name]!r}, and the settings say {cfg[name]!r}: '
                              'set it as it was, or begin a second training by start_from')
+    if {*optimizer.param_groups[0]} != {*state['optimizer']['param_groups'][0]} - {'initial_lr'}:
+        raise ValueError(f'{path} was trained with another optimizer: pass that one as optimizer=...')
     optimizer.load_state_dict(state['optimizer'])
     for group in optimizer.param_groups:
         key = f"{group['name']}_lr"

@@ -278,12 +278,6 @@ def test_bad_input_leaves_nothing_behind(data, tmp_path, change, match):
     data.fails(tmp_path / "out", match)
 
 
-def test_a_picture_in_restval_and_train_is_in_one_split(data, tmp_path):
-    data.entries[3].update(filename="1.png")
-    data.run(tmp_path)
-    assert len(read(tmp_path, "TRAIN")[0].names) == 7  # the picture has the captions of both
-
-
 def test_too_little_disk_space(data, tmp_path, monkeypatch):
     needed, usage = 12 * 3 * 256 * 256, shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=needed - 1))

@@ -334,6 +334,8 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
             (dict(checkpoint=str(words)), 'vocabulary')):
         with pytest.raises(ValueError, match=hint):
             train({**again, **change})
+    with pytest.raises(ValueError, match='optimizer'):
+        train(again, optimizer=torch.optim.SGD)
     assert evaluate(load_model(old, 'cpu'), 'VAL', [1])['captions']  # it still captions
 
 
