@@ -325,6 +325,8 @@ def print_counts(pictures, kept, captions_per_image, word_map):
 def of_languages(texts):
     """['en=a.json', 'zh=b.json'] is a dict, ['a.json'] is 'a.json'. A language has two letters, as in ISO 639-1."""
     pairs = [re.fullmatch('([a-z]{2})=(.+)', text) for text in texts or []]
+    if len(pairs) > 1 and not all(pairs):
+        sys.exit(f"error: several need a language each, such as en={texts[0]}")
     return dict(pair.groups() for pair in pairs) if pairs and all(pairs) else texts and texts[0]
 
 

@@ -285,7 +285,7 @@ def validate(run):
             found = greedy_search(model.decoder, model.encode(batch.images), own.word_map)
             captions += gather([model.words(caption.words) for caption in found], use_gather_object=True)
         if len(model.history) >= 2 and (warning := same_caption(captions)):  # at first that is normal
-            log(warning)
+            log(f'{own.language or ""} {warning}'.strip())
         greedy[own.language] = scores_of(own.references, captions)
 
     references = [dataset.references_in[dataset.language_of(i)][i // dataset.cpi] for i in range(len(dataset))]

@@ -82,10 +82,7 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, ru
         for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
             log_probs = word_log_probs(scores, excluded)
-            ruled = log_probs
-            for rule in rules:
-                ruled = rule(ruled, sequences[running, :t].tolist())
-            words = choose(ruled)
+            words = choose(ruled(log_probs, rules, sequences[running, :t].tolist()))
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             if t == max_len:  # no room for another word
                 best = best.masked_fill(words != end, 0)
@@ -102,6 +99,17 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, ru
         finished = end in row
         hypotheses.append(Hypothesis(row[:row.index(end) if finished else max_len], total, finished))
     return hypotheses
+
+
+def ruled(log_probs, rules, captions):
+    """Log-probabilities (n, vocab_size) after all rules, see ``rules.py``; one that would leave no word is passed over.
+
+    :param captions: the n captions so far, lists of word indices
+    """
+    for rule in rules:
+        changed = rule(log_probs, captions)
+        log_probs = torch.where(changed.isfinite().any(dim=1, keepdim=True), changed, log_probs)
+    return log_probs
 
 
 def repeated(state, memory, k):

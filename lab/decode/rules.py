@@ -5,7 +5,9 @@
 
 A rule for the next word is a function from log-probabilities (n, vocab_size) and the n captions so far, lists of word
 indices, to log-probabilities that need not sum to 1. -inf excludes a word. (Other libraries call them logits
-processors.) Beam search adds up what the rules return; the score of a sampled caption is that of the decoder alone.
+processors.) Rules are applied one after the other. One that would leave no word is passed over, so give
+``no_repeat_ngram`` before ``nucleus`` or ``top_k``. Beam search adds up what the rules return; the score of a sampled
+caption is that of the decoder alone.
 """
 
 import functools

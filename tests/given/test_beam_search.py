@@ -156,7 +156,8 @@ FIRST = {1: 0.5, 3: 0.3, 4: 0.15, END: 0.05}
     ([nucleus(0.79)], {1: 0.5 / 0.8, 3: 0.3 / 0.8}), ([nucleus(0.1)], {1: 1}),
     ([nucleus(0.81)], {1: 0.5 / 0.95, 3: 0.3 / 0.95, 4: 0.15 / 0.95}),
     ([temperature(0.5)], {1: 0.25 / 0.365, 3: 0.09 / 0.365, 4: 0.0225 / 0.365, END: 0.0025 / 0.365}),
-    ([temperature(0.5), top_k(2)], {1: 0.25 / 0.34, 3: 0.09 / 0.34})])
+    ([temperature(0.5), top_k(2)], {1: 0.25 / 0.34, 3: 0.09 / 0.34}),
+    ([top_k(1), lambda log_probs, _: log_probs.index_fill(1, torch.tensor(1), -torch.inf)], {1: 1})])
 def test_words_come_as_often_as_decoder_and_rules_say(rules, expected):
     """First words, or the end at once; the caption's score is that of the decoder itself."""
     decoder = Table({START: FIRST, **{word: {END: 1.0} for word in FIRST}})
