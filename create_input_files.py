@@ -50,7 +50,7 @@ from tqdm import tqdm
 from lab.data import tokenizers
 from lab.data.images import SIDE, load_image, open_images
 from lab.data.vocabulary import build_word_map, encode_caption, in_language, is_special
-from utils import atomic_path, check_space, read_json
+from utils import atomic_path, read_json
 
 SPLIT_OF = {"train": "TRAIN", "restval": "TRAIN", "val": "VAL", "test": "TEST"}
 SPLITS = ("TRAIN", "VAL", "TEST")
@@ -276,7 +276,6 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
         if [*map(fingerprint_of, images.values())] == [fingerprint] * 3 and all(path.is_file() for path in jsons):
             print(f"{data_name} in {folder} (was already there)")
             return data_name
-        check_space(folder, len(usable) * 3 * SIDE ** 2, "make room or choose another output folder")
         # A stack is emptied from its end: the HDF5 files, which stand for a complete set, get their names last.
         parts = {path: stack.enter_context(atomic_path(path)) for path in (*images.values(), *jsons)}
         attributes = {"captions_per_image": captions_per_image * len(paths), "fingerprint": fingerprint}

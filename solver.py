@@ -18,8 +18,10 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from datasets import CaptionDataset
 from lab.data.vocabulary import is_special, load_word_map
+from lab.decode.bleu import bleu
 from lab.decode.greedy_search import greedy_search
-from lab.decode.metrics import bleu, greedy_scores, metric_of, same_caption, scores_of
+from lab.decode.metrics import same_caption, scores_of
+from lab.decode.monitor import greedy_scores, metric_of
 from lab.more import self_critical, word_vectors
 from lab.train import batches
 from lab.train.checkpoints import checkpoint_paths, save_checkpoint
@@ -139,8 +141,9 @@ def make_run(cfg, encoder=None, loss=None, optimizer=None):
     if before and not cfg['cosine']:
         scheduler.load_state_dict(before['scheduler'])
     few = batches.collate(train_data, torch.linspace(0, len(train_data) - 1, 8).long())
+    model.eval()  # so that nothing is drawn
     if cfg['decoder']:  # a mistake in start or step shows here, not after an epoch
-        greedy_search(model.decoder.eval(), model.encode(few.images), model.vocabulary, max_len=1)
+        greedy_search(model.decoder, model.encode(few.images), model.vocabulary, max_len=1)
     elif cfg['fast']:
         log(model.use_fast_forward(few))
     word_vectors.add_dropout(model)
@@ -212,7 +215,7 @@ def train_epoch(run, epoch):
 
 def loss_of(loss, decoded, batch):
     """The loss of a batch; one that has a parameter ``positions`` learns which word is which."""
-    if 'positions' not in inspect.signature(loss).parameters:
+    if 'positions' not in inspect.signature(getattr(loss, 'forward', loss)).parameters:
         return loss(decoded.scores, decoded.targets, decoded.alphas)
     positions = decoded.positions()
     positions[:, 0] = batch.numbers[positions[:, 0]]
@@ -255,7 +258,7 @@ def validate(run):
     picture can have. For ``greedy_bleu4`` and the like the decoder reads its own words, each image once.
 
     :return: dict with ``loss``, ``cross_entropy`` (the loss without the penalty of attention, to compare decoders),
-        ``top5`` (percent), ``bleu4``, and the scores of ``metrics.greedy_scores``
+        ``top5`` (percent), ``bleu4``, and the scores of ``monitor.greedy_scores``
     """
     model, cfg = run.model, run.model.settings
     dataset, gather = run.val_data, run.accelerator.gather_for_metrics

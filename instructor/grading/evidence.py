@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import torch
 
 from instructor.grading.submissions import SubmissionError, read_submission
-from lab.decode.metrics import bleu
+from lab.decode.bleu import bleu
 from utils import best_epoch
 
 NOTEBOOKS = ('train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb')

@@ -11,7 +11,7 @@ import torch
 from instructor.grading import evidence, similar
 from instructor.grading.submissions import Submission
 from instructor.mistakes import correct_solutions
-from lab.decode.metrics import bleu
+from lab.decode.bleu import bleu
 
 REFERENCES = [[['a', 'red', 'star', 'on', 'the', 'left']], [['two', 'blue', 'rings', 'side', 'by', 'side']]]
 SAID = [['a', 'red', 'star', 'on', 'the', 'right'], ['two', 'blue', 'rings', 'side', 'by', 'side']]

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import requests
 from tqdm import tqdm
 
-from utils import atomic_path, check_space, read_json, write_json
+from utils import atomic_path, read_json, write_json
 
 
 class Source(NamedTuple):
@@ -179,7 +179,7 @@ def download(name, folder):
     :param name: one of ``SOURCES``
     :param folder: of this set, such as data/raw/coco
     :raises ValueError: a source cannot be had or is damaged
-    :raises OSError: the disk is too small
+    :raises OSError: the disk is full
     """
     json_path = folder / f'dataset_{folder.name}.json'
     for source in SOURCES[name]:
@@ -195,8 +195,6 @@ def download(name, folder):
                              f'{archive}, or all .jpg files into {folder / "images"} (if it is no zip), and run '
                              'this again')
         if not archive.exists():
-            # a zip of JPEGs doubles
-            check_space(folder, 2 * source.size - bytes_of(part), 'make room or choose another --folder')
             fetch(source, archive, part)
         if source.files == (source.archive,):  # a plain file
             continue

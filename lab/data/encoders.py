@@ -116,8 +116,7 @@ def _as_stages(model):
     """A classifier's convolutional part as a plain sequence: without its last pooling and fc layers."""
     for part in ('features', 'stages', 'layers'):
         if isinstance(getattr(model, part, None), nn.Sequential):
-            stages = getattr(model, part)
-            return nn.Sequential(*stages, nn.ReLU()) if type(model).__name__ == 'DenseNet' else stages
+            return getattr(model, part)
     children = list(model.children())
     while len(children) > 1 and isinstance(children[-1], (nn.AdaptiveAvgPool2d, nn.Dropout, nn.Linear)):
         children.pop()

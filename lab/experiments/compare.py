@@ -17,8 +17,10 @@ from datasets import CaptionDataset, content_digest
 from lab.data.vocabulary import languages_of, load_word_map
 from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, save_result
-from lab.decode.metrics import METRICS, metric_of, score_names
-from lab.more.ensembles import load_ensemble
+from lab.decode.metrics import METRICS, score_names
+from lab.decode.monitor import metric_of
+from lab.more import self_critical, word_vectors
+from lab.more.ensembles import ensemble_of, load_ensemble
 from lab.train.batches import Batch
 from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
 from lab.train.model import build_model, decoder_name
@@ -106,6 +108,7 @@ def all_settings(runs, cfg, folder, seeds, split):
                 if other and (other, seeds[0]) not in settings:
                     raise ValueError(f'it names {other!r}, but no trained run above it is called so')
             if 'ensemble' in own:
+                try_ensemble({member: settings[member, seeds[0]] for member in own['ensemble']})
                 continue
             for seed in seeds:
                 of_seed = {'checkpoint': None, 'seed': seed,
@@ -113,23 +116,42 @@ def all_settings(runs, cfg, folder, seeds, split):
                 if start := own.get('start_from'):
                     of_seed['start_from'] = str(checkpoint_paths(settings[start, seed])[1])
                 settings[name, seed] = check_settings({**cfg, **own, **of_seed})
-            try_model(settings[name, seeds[0]], split)
+            try_model(settings[name, seeds[0]], settings.get((own.get('start_from'), seeds[0])), split)
         except ValueError as error:
             raise ValueError(f'{name!r}: {error}') from None
     return settings
 
 
-def try_model(cfg, split):
-    """Build a run's model, and let it read and caption blank pictures: its errors and open TODOs come up now."""
+def untrained(cfg):
+    """The model of a run before its training."""
+    return build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']))
+
+
+def try_model(cfg, before, split):
+    """Build a run's model, and let it read and caption blank pictures: its errors and open TODOs come up now.
+
+    :param before: settings of the run that it starts from, or None
+    """
     CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
-    model = build_model(cfg, load_word_map(cfg['data_folder'], cfg['data_name']))
-    images = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
+    metric_of(cfg['monitor'], CaptionDataset(cfg['data_folder'], cfg['data_name'], 'VAL').references_in)
+    model, images = untrained(cfg), torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
+    if before:
+        model.decoder.load_state_dict(untrained(before).decoder.state_dict())
+    word_vectors.load_named(model)
+    if cfg['self_critical']:
+        self_critical.surrogate_loss(torch.zeros(1, 2), torch.zeros(1, 2), None, torch.ones(1))
     numbers = torch.arange(2)
     model.decoder.train()
     with torch.no_grad():
         model(Batch(images, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
               teacher_forcing=1.0 if cfg['teacher_forcing'] == 1 else 0.0)
     caption_image(model.eval(), images[0], beam_size=1, max_len=2)
+
+
+def try_ensemble(members):
+    """The same for an ensemble: name of each run -> its settings."""
+    ensemble = ensemble_of(list(members), list(map(untrained, members.values())))
+    caption_image(ensemble, torch.zeros(3, 256, 256, dtype=torch.uint8), beam_size=1, max_len=2)
 
 
 def train_or_load(cfg):

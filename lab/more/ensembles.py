@@ -89,11 +89,15 @@ def load_ensemble(paths, device=None):
     :return: ``model.CaptionModel``, called 'Ensemble'
     :raises ValueError: the checkpoints have different vocabularies
     """
-    models = [load_model(path, device) for path in paths]
+    return ensemble_of(paths, [load_model(path, device) for path in paths])
+
+
+def ensemble_of(names, models):
+    """The same of several ``model.CaptionModel``; ``names`` are for the message."""
     first = models[0]
-    for path, model in zip(paths, models, strict=True):
+    for name, model in zip(names, models, strict=True):
         if model.word_map != first.word_map:
-            raise ValueError(f'{path} has another vocabulary than {paths[0]}: they cannot caption together')
+            raise ValueError(f'{name} has another vocabulary than {names[0]}: they cannot caption together')
     keys = [(encoder_digest(model.encoder), model.encoder.encoded_image_size) for model in models]
     encoders = dict(zip(keys, (model.encoder for model in models), strict=True))  # equal ones once
     encoder = JointEncoder(encoders.values()).eval() if len(encoders) > 1 else first.encoder

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 from pathlib import Path
 
 import numpy as np
@@ -49,9 +48,8 @@ def file_of(encoder, dataset, grid, mirrored=False):
     digest = hashlib.sha256(' '.join(map(str, parts)).encode())
     if mirrored:
         digest.update(dataset.sided.numpy().tobytes())
-    name = re.sub(r'_\d+_cap_per_img_\d+_min_word_freq$', '', dataset.images_path.stem.partition('_IMAGES_')[2])
     return dataset.images_path.with_name(
-        f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{name}_{digest.hexdigest()[:16]}.npy")
+        f"{dataset.split}_{'MIRRORED_' * mirrored}FEATURES_{digest.hexdigest()[:16]}.npy")
 
 
 def caption_dataset(model, split):

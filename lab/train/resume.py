@@ -45,8 +45,8 @@ def resume(model, optimizer, path):
         raise ValueError(f'{path} was trained with another optimizer: pass that one as optimizer=...')
     optimizer.load_state_dict(state['optimizer'])
     for group in optimizer.param_groups:
-        key = f"{group['name']}_lr"
-        if cfg[key] != before[key] or cfg['cosine'] != before['cosine']:
+        key = f"{group.get('name')}_lr"  # groups of your own keep theirs
+        if key in cfg and (cfg[key] != before[key] or cfg['cosine'] != before['cosine']):
             group.update(lr=cfg[key], initial_lr=cfg[key])
     model.history = state['history']
     states = state['random_states']

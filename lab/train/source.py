@@ -12,10 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # The modules that decide what comes out of a training; a decoder of your own adds its file and what it may build on
 TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.box', 'lab.data.encoders', 'lab.data.vocabulary',
-          'lab.decode.greedy_search', 'lab.decode.metrics', 'lab.decode.cider', 'lab.more.self_critical',
-          'lab.more.word_vectors', *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
+          'lab.decode.greedy_search', 'lab.decode.bleu', 'lab.decode.cider', 'lab.decode.monitor',
+          'lab.more.self_critical', 'lab.more.word_vectors',
+          *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
 # and those that only a test of it needs
-TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics', 'lab.more.ensembles']
+TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.metrics', 'lab.decode.coco_metrics',
+         'lab.more.ensembles']
 
 
 @cache

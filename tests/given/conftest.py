@@ -98,7 +98,7 @@ def trained(tiny_data, small, tmp_path_factory):
     """``trained(attention)``: settings and history of such a training, done once; its files stay as they are."""
     @functools.cache
     def run(attention):
-        cfg = {**tiny_data, **small, 'attention': attention, 'epochs': 4,
+        cfg = {**tiny_data, **small, 'attention': attention, 'epochs': 4, 'feature_dropout': 0.1,
                'output_folder': str(tmp_path_factory.mktemp('trained'))}
         return cfg, train(cfg)
     return run

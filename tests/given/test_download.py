@@ -209,10 +209,3 @@ def test_pictures_behind_a_form(coco, tmp_path, monkeypatch):
     assert '1 of 24' in (error := error_of(coco)) and Path(NAMES[5]).name in error
     wanted.write_bytes(zip_of(photos))
     assert error_of(coco) is None and wanted.exists()
-
-
-def test_too_little_disk_space(coco, tmp_path, server, monkeypatch):
-    """There must be room for an archive and for what is unpacked of it."""
-    usage = shutil.disk_usage(tmp_path)._replace(free=2 * len(server.files[TRAIN]) - 1)
-    monkeypatch.setattr(shutil, 'disk_usage', lambda _: usage)
-    assert 'disk space' in error_of(coco) and [path for path, _ in server.asked] == ['/caption_datasets.zip']

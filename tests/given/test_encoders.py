@@ -61,16 +61,6 @@ def test_shapes(name, size, shape):
     assert encoder.encoder_dim == shape[-1]
 
 
-def test_densenet_ends_in_its_relu():
-    """As in torchvision's forward, not in its list of layers."""
-    model = torchvision.models.densenet121(weights=None).eval()
-    encoder, images = Encoder(model, None), torch.rand(1, 3, 64, 64)
-    grid = grid_of(encoder, images)
-    assert encoder.encoder_dim == 1024 and grid.shape == (1, 2, 2, 1024)
-    with torch.no_grad():
-        torch.testing.assert_close(model.classifier(grid.mean(dim=(1, 2))), model(images))
-
-
 def test_a_module_of_ones_own():
     own = Stripes()
     encoder = Encoder(own, None)

@@ -12,9 +12,10 @@ import torch
 from datasets import CaptionDataset
 from lab.data.vocabulary import SPECIAL_TOKENS
 from lab.decode.beam_search import beam_search
+from lab.decode.bleu import bleu
 from lab.decode.evaluate import caption_image, caption_split, evaluate, find_picture, save_result
 from lab.decode.greedy_search import Hypothesis
-from lab.decode.metrics import bleu, scores_of
+from lab.decode.metrics import scores_of
 from lab.train.batches import collate
 from lab.train.checkpoints import load_model
 from lab.train.features import caption_dataset

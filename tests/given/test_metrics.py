@@ -6,8 +6,9 @@ import random
 
 import pytest
 
+from lab.decode.bleu import bleu
 from lab.decode.cider import CiderD, cider_d
-from lab.decode.metrics import bleu, caption_bleu, choose_captions, same_caption, scores_of
+from lab.decode.metrics import caption_bleu, choose_captions, same_caption, scores_of
 from utils import atomic_path
 
 ORDERS = ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4']

@@ -43,8 +43,9 @@ def test_loss_and_gradient_of_a_batch(name, baseline, monkeypatch):
     """Rennie et al. 2017, eqs. 5, 6 and 9; Luo 2020. Of captions that end, <end> being a word for their score, and of
     captions that do not. Dropout is off meanwhile.
     """
-    model, images, shown, k = model_of(name, embed_dropout=0.5, self_critical=baseline), random(
-        3, 2, 3, ENCODER).float(), [0, 2, 5], self_critical.SAMPLES
+    model = model_of(name, embed_dropout=0.5, self_critical=baseline)
+    images = random(3, 2, 3, ENCODER).float()
+    shown, k = [0, 2, 5], self_critical.SAMPLES
     generator = torch.Generator().manual_seed(0)
     scorer = CiderD([[model.words(torch.randint(1, 13, (6,), generator=generator).tolist()) + ['<end>']] * 2
                      for _ in range(6)])

@@ -7,6 +7,7 @@ import math
 import sys
 from functools import partial
 from pathlib import Path
+from statistics import stdev
 
 import numpy as np
 import pytest
@@ -126,14 +127,16 @@ def test_smoothing_and_the_penalty_are_those_of_the_epoch(tiny_cfg, monkeypatch)
 def test_a_loss_of_ones_own_sees_each_word(tiny_cfg):
     dataset, seen = CaptionDataset(tiny_cfg['data_folder'], tiny_cfg['data_name'], 'TRAIN'), []
 
-    def squared(scores, targets, alphas, positions):
-        if torch.is_grad_enabled():
-            seen.append(positions)
-            captions, steps = positions.T
-            assert torch.equal(dataset.captions[captions, steps + 1], targets)
-        return (scores.softmax(dim=1).gather(1, targets.unsqueeze(1)) - 1).square().mean()
+    class Squared(torch.nn.Module):
+        def forward(self, scores, targets, alphas, positions):
+            if torch.is_grad_enabled():
+                seen.append(positions)
+                captions, steps = positions.T
+                assert torch.equal(dataset.captions[captions, steps + 1], targets)
+            return (scores.softmax(dim=1).gather(1, targets.unsqueeze(1)) - 1).square().mean()
 
-    history = train({**tiny_cfg, 'epochs': 1}, loss=squared)
+    history = train({**tiny_cfg, 'epochs': 1}, loss=Squared())
+    assert without_seconds(train({**tiny_cfg, 'epochs': 1}, loss=Squared().forward)) == without_seconds(history)
     assert history[0]['train_loss'] < 1 and history[0]['val_loss'] < 1 < history[0]['val_cross_entropy']
     assert 0 < history[0]['train_top5'] <= 100
     assert len(torch.cat(seen).unique(dim=0)) == int((dataset.caplens - 1).sum())
@@ -187,7 +190,7 @@ def test_every_other_epoch_is_mirrored_but_for_what_has_a_side(tiny_data):
 def test_parts_of_a_step_weigh_as_many_words_as_they_have(tiny_cfg):
     """The same curve as one batch, but for rounding, with an optimizer that feels how large a gradient is."""
     # the penalty is per caption, not per word
-    cfg = {**tiny_cfg, 'dropout': 0.0, 'alpha_c': 0.0, 'batch_size': 24, 'decoder_lr': 0.5}
+    cfg = {**tiny_cfg, 'dropout': 0.0, 'alpha_c': 0.0, 'batch_size': 24, 'decoder_lr': 0.5, 'grad_clip': 0.01}
     whole, parts = (train({**cfg, 'accumulate': n}, optimizer=torch.optim.SGD)[-1]['val_loss'] for n in (1, 3))
     assert parts == pytest.approx(whole, rel=1e-5)
     assert read_checkpoint(files_of(cfg)[0])['fingerprints']['optimizer'].startswith('SGD')  # the report tells
@@ -204,13 +207,15 @@ def test_a_monitor_that_there_is_not_or_twice(tiny_cfg, monkeypatch):
         train(tiny_cfg)
 
 
-def test_a_metric_of_ones_own_may_choose_the_model(tiny_cfg, monkeypatch):
+def test_a_metric_of_ones_own_may_choose_the_model(tiny_cfg, monkeypatch, capsys):
     values = iter([0, 0.1, 0.9, 0.5])  # the first one only says what the score is called
     monkeypatch.setattr('lab.decode.metrics.METRICS', [*METRICS, lambda references, captions: {
-        'MY-3': next(values), 'length': sum(map(len, captions))}])
+        'MY-3': next(values), 'spread': stdev(map(len, captions))}])
+    monkeypatch.setattr(solver, 'same_caption', lambda captions: 'all are alike')
     history = train({**tiny_cfg, 'epochs': 3, 'monitor': 'greedy_my3'})
     assert [entry['val_greedy_my3'] for entry in history] == [0.1, 0.9, 0.5]
     assert best_epoch(history)['epoch'] == len(read_checkpoint(files_of(tiny_cfg)[1])['history']) == 2
+    assert capsys.readouterr().out.count('all are alike') == 1
 
 
 # --- One training ---
@@ -223,13 +228,14 @@ def scripted(monkeypatch):
         scores, losses = iter(scores), iter(losses)
         monkeypatch.setattr(solver, 'train_epoch', lambda *_: dict(loss=1.0, top5=50.0))
         monkeypatch.setattr(solver, 'validate', lambda *_: dict(
-            loss=next(losses, 2.0), top5=40.0, bleu4=0.9, greedy_bleu4=next(scores), greedy_cider=0.0))
+            loss=(loss := next(losses, 2.0)), cross_entropy=loss, top5=40.0, bleu4=0.9, greedy_bleu4=next(scores),
+            greedy_cider=0.0))
     return script
 
 
 @pytest.mark.parametrize(('monitor', 'scores', 'losses', 'best'), [
     (None, [0.1, 0.3, 0.3, 0.2], [], 2), (None, [0.0] * 4, [3.0, 2.5, 2.6, 2.5], 2),
-    ('loss', [0.1, 0.3, 0.3, 0.2], [3.0, 2.5, 2.4, 2.5], 3)])
+    *[(lower, [0.1, 0.3, 0.3, 0.2], [3.0, 2.5, 2.4, 2.5], 3) for lower in ('loss', 'cross_entropy')]])
 def test_the_best_score_picks_the_checkpoint_then_the_loss(tiny_cfg, scripted, monitor, scores, losses, best):
     scripted(scores, losses)
     train({**tiny_cfg, 'epochs': 4, 'monitor': monitor})
@@ -307,14 +313,17 @@ def test_best_score_is_kept_over_a_resume_and_in_another_folder(tiny_cfg, script
     assert best.read_bytes() == before[best.name]
 
 
-def test_other_rates_than_the_checkpoints_hold(tiny_cfg, scripted, capsys):
-    scripted([0.2] * 9)
+def test_other_rates_than_the_checkpoints_hold(tiny_cfg, scripted, tmp_path, capsys):
     first = {**tiny_cfg, 'epochs': 1, 'cosine': True}
     train(first)
+    scripted([0.2] * 9)
     again = {**first, 'checkpoint': str(files_of(tiny_cfg)[0])}
-    assert train({**again, 'epochs': 2, 'cosine': False, 'decoder_lr': 1e-4})[1]['decoder_lr'] == 1e-4
+    for changes, rate in ((dict(cosine=False), 5e-3), (dict(decoder_lr=1e-3), 5e-4),  # half of it, along the cosine
+                          (dict(cosine=False, decoder_lr=1e-4), 1e-4)):
+        there = dict(epochs=2, output_folder=str(tmp_path / str(rate)))
+        assert train({**again, **there, **changes})[1]['decoder_lr'] == pytest.approx(rate)
     capsys.readouterr()
-    train({**again, 'epochs': 2, 'cosine': False, 'decoder_lr': 1e-4})
+    train(again)
     assert 'epochs' in capsys.readouterr().out  # it has trained them already
 
 
@@ -337,6 +346,17 @@ def test_resume_refuses_what_does_not_fit(trained, tmp_path):
     with pytest.raises(ValueError, match='optimizer'):
         train(again, optimizer=torch.optim.SGD)
     assert evaluate(load_model(old, 'cpu'), 'VAL', [1])['captions']  # it still captions
+
+
+def test_an_optimizer_with_groups_of_its_own_goes_on(tiny_cfg):
+    def without_decay(groups):
+        weights = groups[0]['params']
+        return torch.optim.AdamW([dict(params=weights[:5], weight_decay=0.0), dict(params=weights[5:])], lr=1e-2)
+
+    whole = train(tiny_cfg, optimizer=without_decay)
+    train({**tiny_cfg, 'epochs': 1}, optimizer=without_decay)
+    parts = train({**tiny_cfg, 'checkpoint': str(files_of(tiny_cfg)[0])}, optimizer=without_decay)
+    assert without_seconds(parts) == without_seconds(whole)
 
 
 # --- A decoder of one's own ---
@@ -491,3 +511,6 @@ def test_a_second_phase_trains_blocks_2_to_4_and_may_be_stopped(trained, tmp_pat
         [5e-3 * factor, 1e-3 * factor])
     train({**parts, 'start_from': None, 'checkpoint': str(files_of(parts)[0])})
     assert_same_training(files_of(second)[0], files_of(parts)[0])
+    third = {**second, 'fine_tune_encoder': False, 'epochs': 1, 'start_from': str(files_of(second)[0])}
+    train(third)  # frozen now, and its weights are kept all the same
+    assert_exactly(load_model(files_of(third)[0], 'cpu').encoder.state_dict(), tuned.encoder.state_dict())

@@ -36,8 +36,8 @@ def reworded(source):
 @pytest.mark.parametrize(('name', 'training', 'test'), [
     *[(name, True, True) for name in ('models', 'datasets', 'solver', 'utils', 'lab.decode.greedy_search',
                                       'lab.decode.cider', 'lab.train.batches', 'lab.train.fast', 'lab.data.encoders')],
-    *[(name, False, True) for name in ('lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.coco_metrics',
-                                       'lab.more.ensembles')],
+    *[(name, False, True) for name in ('lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.metrics',
+                                       'lab.decode.coco_metrics', 'lab.more.ensembles')],
     *[(name, False, False) for name in ('lab.experiments.compare', 'lab.data.download', 'lab.data.shapes',
                                         'lab.figures.style', 'lab.more.adaptive')]])
 def test_code_counts_for_what_it_changes(other_source, name, training, test):
@@ -79,7 +79,7 @@ print(json.dumps([code_digest(), edited(), [*sys.modules]]))
     digest, files, loaded = json.loads(run.stdout)
     assert digest == code_digest() and files == ['models.py'] and 'matplotlib' not in loaded
     of_the_lab = {name for name in loaded if re.fullmatch(r'lab\.\w+\.\w+', name)}
-    assert of_the_lab - set(modules_of()) <= {'lab.data.images', 'lab.decode.coco_metrics'}
+    assert of_the_lab - set(modules_of()) <= {'lab.data.images', 'lab.decode.metrics'}
 
 
 def test_a_decoders_own_file_counts_for_this_decoder_only(mine):
