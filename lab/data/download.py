@@ -179,7 +179,6 @@ def download(name, folder):
     :param name: one of ``SOURCES``
     :param folder: of this set, such as data/raw/coco
     :raises ValueError: a source cannot be had or is damaged
-    :raises OSError: the disk is full
     """
     json_path = folder / f'dataset_{folder.name}.json'
     for source in SOURCES[name]:

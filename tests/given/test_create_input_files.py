@@ -367,8 +367,7 @@ def test_of_two_runs_at_once_the_second_waits_for_the_first(data, tmp_path, monk
         assert [run.result(60) for run in runs] == [BASE] * 2 and len(loads) == 12
 
 
-def test_pictures_of_another_program_stay(data, tmp_path):
-    """As of the tutorial that the names come from."""
+def test_pictures_of_another_program_such_as_the_tutorial_stay(data, tmp_path):
     data.run(tmp_path / "out")
     with h5py.File(tmp_path / f"out/VAL_IMAGES_{BASE}.hdf5", "r+") as file:
         del file.attrs["fingerprint"]
