@@ -4,7 +4,7 @@ With ``--all`` the slow ones too (``make test-all``): before a release.
 
 The lab's tests run on an assembled copy with the reference in it, so they see what a student's own run sees;
 then come the instructor's tests, which build the handout and grade submissions (with ``--all`` the whole demo runs).
-The notes run through nbval: two every day, with ``--all`` all seven.
+The notes run through nbval: two every day, with ``--all`` all seven, and then the notebooks as they are handed out.
 All run as on a machine without the programs of tests/given/programs.py. What was skipped for one that is here runs
 again with it. What is skipped then is listed at the end.
 """
@@ -24,6 +24,7 @@ from tests.given.programs import PROGRAMS, path_without_programs
 
 # the files that take longest come first, so that neither process waits for the other in the end
 LONG = [f'tests/given/test_{name}.py' for name in ('notebooks', 'app', 'processes', 'solver', 'extensions', 'compare')]
+NOTEBOOKS = 'train_rnn.ipynb', 'train_attention.ipynb', 'test.ipynb', 'caption.ipynb', 'report/report.ipynb'
 LONG_OF_INSTRUCTOR = [f'instructor/tests/test_{name}.py' for name in ('demo', 'grade', 'handout', 'bonus', 'mistakes')]
 
 
@@ -59,7 +60,8 @@ def main():
     with_todos = [note for note in notes if note.startswith(('notes/4', 'notes/7'))]  # need the student's own decoders
     others = [note for note in notes if note not in with_todos]  # run with every TODO open
     steps = [('the lab, on the reference', build, [*LONG, *with_todos, 'tests']),
-             ('the instructor', ROOT, [*LONG_OF_INSTRUCTOR, *others, 'instructor/tests'])]
+             ('the instructor', ROOT, [*LONG_OF_INSTRUCTOR, *others, 'instructor/tests']),
+             *[(name, build, [name]) for name in NOTEBOOKS if every]]  # one after the other: each reads what is there
     passed = {'lint': run('lint', ROOT, 'ruff', 'check', '.')}
     here = tuple(f'no {name} here' for name, (commands, _) in PROGRAMS.items() if any(map(shutil.which, commands)))
     missing = defaultdict(list)  # reason -> tests
