@@ -299,10 +299,8 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
             parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     print(f"{data_name} in {folder}")
     print_counts(pictures, kept, attributes["captions_per_image"], word_map)
-    for picture in bad[:20]:
+    for picture in bad:
         print(f"  left out: {picture.name}: {picture.problem}")
-    if len(bad) > 20:
-        print(f"  left out: {len(bad) - 20} more")
     return data_name
 
 
@@ -325,7 +323,7 @@ def of_languages(texts):
     """['en=a.json', 'zh=b.json'] is a dict, ['a.json'] is 'a.json'. A language has two letters, as in ISO 639-1."""
     pairs = [re.fullmatch('([a-z]{2})=(.+)', text) for text in texts or []]
     if len(pairs) > 1 and not all(pairs):
-        sys.exit(f"error: several need a language each, such as en={texts[0]}")
+        sys.exit(f"error: {texts[pairs.index(None)]} has no language before it, such as en=")
     return dict(pair.groups() for pair in pairs) if pairs and all(pairs) else texts and texts[0]
 
 

@@ -5,7 +5,6 @@ import html
 import json
 import os
 import re
-import shutil
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,14 +34,6 @@ def atomic_path(path):
     finally:
         with suppress(OSError):  # after an error, otherwise it is not there any more
             temporary.unlink()
-
-
-def check_space(folder, needed, advice):
-    """:raises OSError: fewer bytes than ``needed`` are free on the disk of a folder; the message ends in the advice"""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise OSError(f'{folder}: too little disk space, {needed / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are '
-                      f'free: {advice}')
 
 
 def read_json(path, advice):

@@ -1,31 +1,10 @@
-"""The demo: what it prints; and at full size, what it promises on the embedded data set holds."""
+"""The demo at full size: what it promises on the embedded data set holds."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from helpers import run_module
 from PIL import Image
-
-from instructor import demo
-
-
-def test_it_prints_the_scores(tmp_path, monkeypatch, capsys):
-    """Nothing is trained: a notebook only leaves these files."""
-    def process(*_, cwd, **options):
-        runs = cwd / 'runs/shapes'
-        runs.mkdir(parents=True, exist_ok=True)
-        for name, score in (('NoAttention', 0.25), ('Attention', 0.75)):
-            scores = [{'beam_size': 3, 'seconds': 1, 'BLEU-4': score}]
-            (runs / f'test_{name}.json').write_text(json.dumps(
-                dict(model=name, parameters=1234567, best_epoch=8, scores=scores)))
-        return SimpleNamespace(wait=lambda: 0)
-
-    monkeypatch.setattr(demo, 'subprocess', SimpleNamespace(run=process, Popen=process))
-    monkeypatch.setattr('sys.argv', ['demo', f'--build={tmp_path / "build"}'])
-    demo.main()
-    printed = capsys.readouterr().out
-    assert '0.250' in printed and '0.750' in printed and 'build/report/report.html' in printed
 
 
 @pytest.mark.slow

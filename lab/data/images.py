@@ -53,6 +53,8 @@ def open_image(content, name):
         if content[4:12] in HEIC:
             reason = 'it is a HEIC photo, as iPhones take them: open it on the phone or computer and export it as JPEG'
         raise ValueError(f'{name}: this image cannot be decoded: {reason}') from error
+    except MemoryError:
+        raise
     except Exception as error:  # damaged files make PIL raise nearly anything
         raise ValueError(f'{name}: this image cannot be decoded, is it truncated? '
                          f'({str(error) or type(error).__name__})') from error

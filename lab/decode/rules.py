@@ -19,6 +19,8 @@ from lab.decode.greedy_search import sample_search
 
 def temperature(t):
     """log p / t: below 1 for safer captions, above for wilder ones."""
+    if not t > 0:
+        raise ValueError(f'temperature is {t}; it must be above 0')
     return lambda log_probs, captions: log_probs / t
 
 

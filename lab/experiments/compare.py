@@ -19,10 +19,11 @@ from lab.decode.coco_metrics import coco_scores
 from lab.decode.evaluate import caption_image, evaluate, save_result
 from lab.decode.metrics import METRICS, score_names
 from lab.decode.monitor import metric_of
-from lab.more import self_critical, word_vectors
+from lab.more import self_critical
 from lab.more.ensembles import ensemble_of, load_ensemble
 from lab.train.batches import Batch
-from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint
+from lab.train.checkpoints import checkpoint_paths, file_digest, load_model, read_checkpoint, restore_model
+from lab.train.features import encoder_digest
 from lab.train.model import build_model, decoder_name
 from lab.train.resume import fingerprints
 from lab.train.source import code_digest, function_digest
@@ -31,6 +32,7 @@ from utils import atomic_path, best_epoch, markdown_table, read_json, sentence, 
 
 # Fingerprints stand for the data and the files. The folder and the device change no result.
 NOT_COMPARED = ('checkpoint', 'start_from', 'data_folder', 'output_folder', 'device')
+BLANK = torch.zeros(2, 3, 256, 256, dtype=torch.uint8)  # pictures, to try a run with
 AGAIN = 'delete it and run the comparison again'
 
 
@@ -49,7 +51,7 @@ def compare(runs, cfg, output_folder, seeds=(0,), split='TEST', beam_sizes=(1, 3
         dict of ``evaluate.evaluate`` with METEOR and ROUGE-L among its scores, and history, provenance, and begins: the
         number of epochs that earlier phases trained its initial weights, and the last of these epochs
     :raises ValueError: wrong settings or an unknown run, before any training
-    :raises NotImplementedError: a decoder's TODO is still open, before any training
+    :raises NotImplementedError: a TODO of a decoder, an ensemble or a loss is still open, before any training
     """
     folder, beam_sizes = Path(output_folder).expanduser(), list(beam_sizes)
     settings = all_settings(runs, cfg, folder, seeds, split)
@@ -107,8 +109,9 @@ def all_settings(runs, cfg, folder, seeds, split):
             for other in (*own.get('ensemble', ()), own.get('start_from')):
                 if other and (other, seeds[0]) not in settings:
                     raise ValueError(f'it names {other!r}, but no trained run above it is called so')
-            if 'ensemble' in own:
-                try_ensemble({member: settings[member, seeds[0]] for member in own['ensemble']})
+            if own.get('ensemble'):
+                members = {member: untrained(settings[member, seeds[0]]) for member in own['ensemble']}
+                caption_image(ensemble_of(list(members), list(members.values())), BLANK[0], beam_size=1, max_len=2)
                 continue
             for seed in seeds:
                 of_seed = {'checkpoint': None, 'seed': seed,
@@ -117,8 +120,9 @@ def all_settings(runs, cfg, folder, seeds, split):
                     of_seed['start_from'] = str(checkpoint_paths(settings[start, seed])[1])
                 settings[name, seed] = check_settings({**cfg, **own, **of_seed})
             try_model(settings[name, seeds[0]], settings.get((own.get('start_from'), seeds[0])), split)
-        except ValueError as error:
-            raise ValueError(f'{name!r}: {error}') from None
+        except Exception as error:
+            error.add_note(f'in the run {name!r}')
+            raise
     return settings
 
 
@@ -134,24 +138,23 @@ def try_model(cfg, before, split):
     """
     CaptionDataset(cfg['data_folder'], cfg['data_name'], split)
     metric_of(cfg['monitor'], CaptionDataset(cfg['data_folder'], cfg['data_name'], 'VAL').references_in)
-    model, images = untrained(cfg), torch.zeros(2, 3, 256, 256, dtype=torch.uint8)
+    model = untrained(cfg)
     if before:
-        model.decoder.load_state_dict(untrained(before).decoder.state_dict())
-    word_vectors.load_named(model)
+        first = untrained(before)
+        encoder = first.encoder.stages.state_dict() if before['fine_tune_encoder'] else None
+        restore_model(model, dict(
+            settings=before, word_map=first.word_map, decoder=first.decoder.state_dict(), encoder=encoder,
+            encoder_digest=encoder_digest(first.encoder)), 'the checkpoint of start_from')
+    if cfg['word_vectors']:
+        Path(cfg['word_vectors']).stat()
     if cfg['self_critical']:
         self_critical.surrogate_loss(torch.zeros(1, 2), torch.zeros(1, 2), None, torch.ones(1))
     numbers = torch.arange(2)
     model.decoder.train()
     with torch.no_grad():
-        model(Batch(images, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
+        model(Batch(BLANK, numbers, torch.zeros(2, 3, dtype=torch.long), torch.full((2,), 3), numbers),
               teacher_forcing=1.0 if cfg['teacher_forcing'] == 1 else 0.0)
-    caption_image(model.eval(), images[0], beam_size=1, max_len=2)
-
-
-def try_ensemble(members):
-    """The same for an ensemble: name of each run -> its settings."""
-    ensemble = ensemble_of(list(members), list(map(untrained, members.values())))
-    caption_image(ensemble, torch.zeros(3, 256, 256, dtype=torch.uint8), beam_size=1, max_len=2)
+    caption_image(model.eval(), BLANK[0], beam_size=1, max_len=2)
 
 
 def train_or_load(cfg):

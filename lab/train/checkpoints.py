@@ -92,7 +92,6 @@ def load_models(folder, names, device=None):
         photos, which is in no run folder; or a list of them. 'Attention_zh' and 'photos_zh' are in one language
     :return: dict name -> :class:`model.CaptionModel`; one for each language of a decoder that has several
     :raises ValueError: a decoder without a checkpoint; the message says which
-    :raises KeyError: a language that the decoder does not know
     """
     def path_of(decoder):
         return PHOTOS if decoder == PHOTOS.stem else Path(folder) / f'BEST_checkpoint_{decoder}.pth.tar'

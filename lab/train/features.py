@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from datasets import CaptionDataset
 from lab.train.devices import log, progress_bar
 from lab.train.source import class_source
 from models import Encoder
-from utils import atomic_path, check_space, evaluating
+from utils import atomic_path, evaluating
 
 LIBRARIES = 'torch', 'torchvision', 'efficientnet_lite_pytorch'  # their layers do what their names say
 
@@ -88,7 +89,9 @@ def encode_images(encoder, dataset, device='cpu', mirrored=False, output_folder=
             return path
         with atomic_path(path) as temporary:
             needed = 2 * len(dataset.names) * int(np.prod(grid))
-            check_space(path.parent, needed, 'make room, or set cache_features=False')
+            if needed > (free := shutil.disk_usage(path.parent).free):
+                raise OSError(f'{path.parent}: too little disk space, {needed / 1e9:.2f} GB are needed and '
+                              f'{free / 1e9:.2f} GB are free: make room, or set cache_features=False')
             for old in path.parent.glob(f'{dataset.split}_*FEATURES_*.hdf5'):
                 log(f'{old} ({old.stat().st_size / 1e6:.0f} MB) was written by an older version of this lab: you may '
                     'delete it.')

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The modules that decide what comes out of a training; a decoder of your own adds its file and what it may build on
+# What decides what comes out of a training; of the metrics the one of monitor counts, see resume.fingerprints
 TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.box', 'lab.data.encoders', 'lab.data.vocabulary',
           'lab.decode.greedy_search', 'lab.decode.bleu', 'lab.decode.cider', 'lab.decode.monitor',
           'lab.more.self_critical', 'lab.more.word_vectors',
@@ -57,6 +57,8 @@ def source_of_function(function):
     """The source of a function or a class, or the bytecode of a function that was typed into a console."""
     if isinstance(function, partial):
         return f'{source_of_function(function.func)} {function.args} {function.keywords}'
+    if not (inspect.isroutine(function) or inspect.isclass(function)):  # a loss that is a module
+        function = type(function)
     try:
         source = inspect.getsource(function)
         return without_comments(textwrap.dedent(source))
@@ -89,7 +91,7 @@ def class_source(kind):
 
 def edited(decoder=None):
     """Names of the files that have been edited since they were loaded."""
-    paths = {module: Path(find_spec(module).origin) for module in modules_of(decoder)}
+    paths = {module: Path(find_spec(module).origin) for module in modules_of(decoder, tests=True)}
     return [path.name for module, path in paths.items() if source_of(module) != path.read_bytes()]
 
 

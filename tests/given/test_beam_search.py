@@ -200,3 +200,5 @@ def test_sampling_has_the_parameters_of_a_beam_search():
     one, again, other = ([[found.words for found in search(decoder, pictures(6), WORD_MAP, 3, 5)] for _ in range(2)]
                          for search in searches)
     assert one == again != other and one[0] != one[1] and max(map(len, one[0])) <= 5
+    with pytest.raises(ValueError, match='temperature is 0'):
+        temperature(0)

@@ -277,6 +277,13 @@ def test_bad_input_leaves_nothing_behind(data, tmp_path, change, match):
     data.fails(tmp_path / "out", match)
 
 
+def test_a_picture_in_restval_and_train_is_one_with_the_captions_of_both(data, tmp_path):
+    data.entries[3].update(filename="1.png")
+    captions = [sentence["tokens"] for i in (1, 3) for sentence in data.entries[i]["sentences"]]
+    data.run(tmp_path)
+    assert captions in read(tmp_path, "TRAIN")[0].references
+
+
 def test_skip_bad_lists_what_it_leaves_out(data, tmp_path, capsys):
     (data.images / "sub/0.png").unlink()
     (data.images / "sub/1.png").write_bytes(b"")

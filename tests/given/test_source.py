@@ -7,6 +7,7 @@ import sys
 from functools import partial
 
 import pytest
+from torch import nn
 
 from lab.train.model import find_decoder
 from lab.train.source import ROOT, code_digest, edited, function_digest, modules_of
@@ -61,6 +62,8 @@ def test_functions_of_ones_own():
 
     digests = [function_digest(partial(one, gamma=gamma)) for one in (plain, loss) for gamma in (1, 2)]
     assert digests[:2] == digests[2:] and digests[0] != digests[1]
+    relu, gelu = (function_digest(module).split()[1] for module in (nn.ReLU(), nn.GELU()))
+    assert relu != gelu  # of a module the code of its class
 
 
 def test_an_edit_after_the_import_changes_nothing_and_is_named(tmp_path):
