@@ -299,7 +299,7 @@ def create_input_files(dataset, karpathy_json_path, image_folder, captions_per_i
             parts[path].write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     print(f"{data_name} in {folder}")
     print_counts(pictures, kept, attributes["captions_per_image"], word_map)
-    for picture in bad:
+    for picture in bad[:20]:  # the counts above are of all
         print(f"  left out: {picture.name}: {picture.problem}")
     return data_name
 

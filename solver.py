@@ -141,7 +141,7 @@ def make_run(cfg, encoder=None, loss=None, optimizer=None):
     if before and not cfg['cosine']:
         scheduler.load_state_dict(before['scheduler'])
     few = batches.collate(train_data, torch.linspace(0, len(train_data) - 1, 8).long())
-    model.eval()  # so that nothing is drawn
+    model.eval()  # dropout would use up random numbers
     if cfg['decoder']:  # a mistake in start or step shows here, not after an epoch
         greedy_search(model.decoder, model.encode(few.images), model.vocabulary, max_len=1)
     elif cfg['fast']:

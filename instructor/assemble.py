@@ -51,7 +51,7 @@ def assemble(models_file, build_folder):
             target.write_bytes(model_source)
         elif path.suffix == '.ipynb':
             source = (ROOT / path).read_text(encoding='utf-8')
-            target.write_text(without_outputs(source, but=PROMISED), encoding='utf-8')
+            target.write_text(without_outputs(source, keep=PROMISED), encoding='utf-8')
         else:
             shutil.copyfile(ROOT / path, target)
     return build
@@ -63,14 +63,14 @@ def wanted_files():
             if path.is_file() and '__pycache__' not in path.parts} | {Path('models.py')}
 
 
-def without_outputs(source, but=None):
+def without_outputs(source, keep=None):
     """A notebook's JSON without outputs, execution counts and what a run noted in the metadata.
 
-    :param but: a tag: what cells with it have printed stays
+    :param keep: a tag; the outputs of cells that have it stay
     """
     notebook = json.loads(source)
     for cell in notebook['cells']:
-        if cell['cell_type'] == 'code' and but not in cell['metadata'].get('tags', []):
+        if cell['cell_type'] == 'code' and keep not in cell['metadata'].get('tags', []):
             cell['outputs'], cell['execution_count'] = [], None
         cell['metadata'] = {key: value for key, value in cell['metadata'].items() if key == 'tags'}
     for of_a_run in ('papermill', 'widgets'):

@@ -1,7 +1,6 @@
 """Prepare a notebook for the place where it runs: a laptop, a cluster, Colab, Kaggle or ModelWhale.
 
-The first cell of the notebooks of the top folder calls this before anything is installed. So it imports only Python's
-own modules.
+The first cell of the top folder's notebooks calls this before anything is installed, so it needs only Python itself.
 """
 
 import importlib

@@ -29,7 +29,7 @@ def test_outputs_are_cut():
     cell = dict(cell_type='code', outputs=[1], execution_count=3, source='x',
                 metadata={'papermill': {}, 'tags': ['parameters']})
     source = json.dumps(dict(cells=[cell], metadata={'papermill': {}, 'kernelspec': {}}))
-    assert json.loads(without_outputs(source, but='parameters'))['cells'][0]['outputs'] == [1]
+    assert json.loads(without_outputs(source, keep='parameters'))['cells'][0]['outputs'] == [1]
     notebook = json.loads(without_outputs(source))
     assert notebook == dict(metadata={'kernelspec': {}}, cells=[
         {**cell, 'outputs': [], 'execution_count': None, 'metadata': {'tags': ['parameters']}}])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from lab.decode.greedy_search import Hypothesis, excluded_words, repeated, ruled, word_log_probs
+from lab.decode.greedy_search import Hypothesis, apply_rules, excluded_words, repeated, word_log_probs
 from utils import evaluating
 
 
@@ -56,7 +56,7 @@ def beam_search(decoder, encoder_out, word_map, beam_size=3, max_len=50, rank=ra
 
         for t in range(max_len + 1):
             scores, state, alpha = decoder.step(words, state, memory)
-            log_probs = ruled(word_log_probs(scores, excluded), rules, [one.words for one in sequences])
+            log_probs = apply_rules(word_log_probs(scores, excluded), rules, [one.words for one in sequences])
             vocab_size = log_probs.size(1)
 
             candidates = (score.unsqueeze(2) + log_probs.view(-1, k, vocab_size)).flatten(1)

@@ -82,7 +82,7 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, ru
         for t in range(max_len + 1):
             scores, state, _ = decoder.step(words, state, memory)
             log_probs = word_log_probs(scores, excluded)
-            words = choose(ruled(log_probs, rules, sequences[running, :t].tolist()))
+            words = choose(apply_rules(log_probs, rules, sequences[running, :t].tolist()))
             best = log_probs.gather(1, words.unsqueeze(1)).squeeze(1)
             if t == max_len:  # no room for another word
                 best = best.masked_fill(words != end, 0)
@@ -101,9 +101,10 @@ def _word_by_word(decoder, encoder_out, word_map, max_len, choose, samples=1, ru
     return hypotheses
 
 
-def ruled(log_probs, rules, captions):
-    """Log-probabilities (n, vocab_size) after all rules, see ``rules.py``; one that would leave no word is passed over.
+def apply_rules(log_probs, rules, captions):
+    """Apply all rules for the next word, see ``rules.py``. One that would leave no word is passed over.
 
+    :param log_probs: (n, vocab_size), as what is returned
     :param captions: the n captions so far, lists of word indices
     """
     for rule in rules:

@@ -1,4 +1,4 @@
-"""The list of all scores of captions against people's own words, and what shows them."""
+"""The list of all scores of captions against people's own words, and which captions to show."""
 
 from collections import Counter
 from statistics import median

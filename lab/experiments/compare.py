@@ -110,8 +110,8 @@ def all_settings(runs, cfg, folder, seeds, split):
                 if other and (other, seeds[0]) not in settings:
                     raise ValueError(f'it names {other!r}, but no trained run above it is called so')
             if own.get('ensemble'):
-                members = {member: untrained(settings[member, seeds[0]]) for member in own['ensemble']}
-                caption_image(ensemble_of(list(members), list(members.values())), BLANK[0], beam_size=1, max_len=2)
+                models = [untrained(settings[member, seeds[0]]) for member in own['ensemble']]
+                caption_image(ensemble_of(own['ensemble'], models), BLANK[0], beam_size=1, max_len=2)
                 continue
             for seed in seeds:
                 of_seed = {'checkpoint': None, 'seed': seed,
@@ -146,8 +146,8 @@ def try_model(cfg, before, split):
             settings=before, word_map=first.word_map, decoder=first.decoder.state_dict(), encoder=encoder,
             encoder_digest=encoder_digest(first.encoder)), 'the checkpoint of start_from')
     if cfg['word_vectors']:
-        Path(cfg['word_vectors']).stat()
-    if cfg['self_critical']:
+        Path(cfg['word_vectors']).stat()  # is it there?
+    if cfg['self_critical']:  # its TODO
         self_critical.surrogate_loss(torch.zeros(1, 2), torch.zeros(1, 2), None, torch.ones(1))
     numbers = torch.arange(2)
     model.decoder.train()

@@ -228,8 +228,8 @@ def scripted(monkeypatch):
         scores, losses = iter(scores), iter(losses)
         monkeypatch.setattr(solver, 'train_epoch', lambda *_: dict(loss=1.0, top5=50.0))
         monkeypatch.setattr(solver, 'validate', lambda *_: dict(
-            loss=(loss := next(losses, 2.0)), cross_entropy=loss, top5=40.0, bleu4=0.9, greedy_bleu4=next(scores),
-            greedy_cider=0.0))
+            **dict.fromkeys(['loss', 'cross_entropy'], next(losses, 2.0)), top5=40.0, bleu4=0.9,
+            greedy_bleu4=next(scores), greedy_cider=0.0))
     return script
 
 
