@@ -194,8 +194,7 @@ def train_epoch(run, epoch):
     loader = batches.training_loader(run.train_data, cfg, epoch)
     weights = batches.weights_of(run.train_data, loader, cfg)  # 1 unless gradients are accumulated
     losses, top5 = AverageMeter(), AverageMeter()
-    bar = progress_bar(accelerator.prepare_data_loader(loader, False), desc=f"epoch {epoch}/{cfg['epochs']}",
-                       unit='batch')
+    bar = progress_bar(accelerator.prepare(loader), desc=f"epoch {epoch}/{cfg['epochs']}", unit='batch')
     for number, batch in enumerate(bar):
         with accelerator.accumulate(run.wrapped):
             decoded = run.wrapped(batch, teacher_forcing)
@@ -269,7 +268,7 @@ def validate(run):
 
     def batches_of(numbers, batch_size, desc):
         loader = batches.loader(dataset, numbers, batch_size)
-        return progress_bar(run.accelerator.prepare_data_loader(loader, False), desc=desc, unit='batch', leave=False)
+        return progress_bar(run.accelerator.prepare(loader), desc=desc, unit='batch', leave=False)
 
     forced, greedy = [], {}  # captions, in the order of the data set; scores by language
     # the captions of a picture are in one batch if they fit

@@ -21,12 +21,13 @@ def stand_ins(setting):
     """:return: dict: piece -> (where it is, its name there, what the textbook loop has in its place)"""
     fc = setting.decoder.fc
 
+    lengths = (setting.lengths - 1).sort(descending=True).values
+    sizes = [int((lengths > t).sum()) for t in range(lengths[0])]
+
     def words_step_by_step(embeddings, weight):
-        return SimpleNamespace(split=lambda sizes: (F.linear(rows, weight) for rows in embeddings.split(sizes)))
+        return torch.cat([F.linear(rows, weight) for rows in embeddings.split(sizes)])
 
     def scores_step_by_step(states):
-        lengths = (setting.lengths - 1).sort(descending=True).values
-        sizes = [int((lengths > t).sum()) for t in range(lengths[0])]
         scores = states.new_zeros(sizes[0], len(sizes), fc.out_features)
         for t, rows in enumerate(states.split(sizes)):
             scores[:len(rows), t] = F.linear(rows, fc.weight, fc.bias)
@@ -51,7 +52,7 @@ def rows(setting):
     pieces = stand_ins(setting)
     names, missing = list(pieces), list(pieces.values())
     return [('the textbook loop', setting.textbook_step),
-            ('+ keys once per picture, one product with h', lambda: step(missing)),
+            ('+ keys once per picture, one product with h, gradients of weights once', lambda: step(missing)),
             *((f'+ {name}', lambda i=i: step(missing[i:])) for i, name in enumerate(names, 1))]
 
 

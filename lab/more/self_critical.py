@@ -35,8 +35,7 @@ def train_epoch(run, epoch, scorers):
     loader = training_loader(run.train_data, model.settings, epoch)
     weights = weights_of(run.train_data, loader, model.settings)  # 1 unless gradients are accumulated
     losses = AverageMeter()
-    bar = progress_bar(accelerator.prepare_data_loader(loader, False), desc=f"epoch {epoch}/{model.settings['epochs']}",
-                       unit='batch')
+    bar = progress_bar(accelerator.prepare(loader), desc=f"epoch {epoch}/{model.settings['epochs']}", unit='batch')
     for number, batch in enumerate(bar):
         with accelerator.accumulate(run.wrapped):
             with accelerator.autocast():

@@ -28,6 +28,7 @@ def accelerator_for(cfg):
         torch.cuda.set_device(cfg['device'])
     accelerator = Accelerator(
         cpu=cfg['device'] == 'cpu', gradient_accumulation_steps=cfg['accumulate'],
+        device_placement=False,  # the model is on its device, and a batch's lengths stay on the CPU
         dataloader_config=DataLoaderConfiguration(split_batches=True),
         # one process may be encoding COCO while the others wait
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=12))])

@@ -1,9 +1,9 @@
 """The decoders' formulas with fewer operations: ``solver.train`` runs them in place of a ``forward`` that agrees.
 
 A loop over words as in ``models.py`` does much at every word that could be done once. A comment ``textbook:`` says at
-each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Score` has
-its gradient by hand, all else is plain autograd. Outputs and gradients are those of the textbook loop within 1e-5.
-``train`` uses this where :func:`difference` finds none, else your own ``forward``.
+each such place what the loop does; docs/speed.md has all of them in a table, with what each buys. :class:`Score` and
+:class:`WeightGradient` have their gradients by hand, all else is plain autograd. Outputs and gradients are those of the
+textbook loop within 1e-5. ``train`` uses this where :func:`difference` finds none, else your own ``forward``.
 """
 
 import copy
@@ -71,24 +71,31 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     keys = attention.encoder_att(pictures).index_select(0, picture_of.to(device))
     # textbook: at each step W_ih [word; beta z], which is W_word word + W_z (beta z)
     W_word, W_z = cell.weight_ih.split([embeddings.shape[1], pictures.shape[2]], dim=1)
-    words_in = F.linear(embeddings, W_word).split(sizes)
+    words_in = F.linear(embeddings, W_word)
     # textbook: decoder_att(h), f_beta(h) and W_hh h, each by itself
     parts = attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh
     bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias, cell.bias_ih + cell.bias_hh])
     half = keys.dtype  # of products, under autocast
     W_h, W_z, w = (weight.to(half) for weight in (torch.cat(parts), W_z, attention.att.weight.flatten()))
+    # textbook: both weights' gradients are summed step by step
+    all_h, all_z = [], []
+    biases = WeightGradient.apply(bias.expand(len(words_in), -1), W_h, all_h).split(sizes)
+    words_in = WeightGradient.apply(words_in, W_z, all_z).split(sizes)
+    W_h, W_z = W_h.detach(), W_z.detach()
     saved = {}  # what the steps save for one another in backward
     pictures = pictures.to(half).index_select(0, picture_of.to(device))
 
     states, alphas = [], []
-    for step, (n, word) in enumerate(zip(sizes, words_in, strict=True)):
+    for step, (n, bias, word) in enumerate(zip(sizes, biases, words_in, strict=True)):
         h, c = h[:n], c[:n]
+        all_h.append(h.detach().to(half))
         query, gate, gates = (h.to(half) @ W_h.T + bias).split(list(map(len, parts)), dim=1)
         # textbook: att(relu(keys + query))
         scores = Score.apply(keys, query.to(half), w, step, saved) + attention.att.bias
         alpha = scores.softmax(dim=1)                                                       # eq. 5
         z = torch.bmm(alpha.to(half).unsqueeze(1), pictures[:n]).squeeze(1)                 # eq. 13
         z = gate.sigmoid() * z                                                              # sec. 4.2.1
+        all_z.append(z.detach().to(half))
         # textbook: cell([word; z], (h, c)), eqs. 1 to 3
         i, f, g, o = (gates + word + z.to(half) @ W_z.T).chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -96,6 +103,31 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
         states.append(h)
         alphas.append(alpha)
     return torch.cat(states), torch.cat(alphas)
+
+
+class WeightGradient(torch.autograd.Function):
+    """The gradient of a weight W that is used at every step, as one product over all steps.
+
+    Step t computes y_t = x_t W^T + rows_t. The gradients of rows_t and y_t are the same, dy_t, and that of W is the sum
+    of dy_t^T x_t. The loop takes W detached.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, weight, inputs):
+        """
+        :param rows: (words, outputs), step by step
+        :param weight: (outputs, inputs)
+        :param inputs: a list, empty at first, to which each step adds its x_t (n, inputs)
+        :return: ``rows``
+        """
+        ctx.inputs = inputs
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_rows):
+        inputs = torch.cat(ctx.inputs)
+        return d_rows, d_rows.to(inputs.dtype).T @ inputs, None
 
 
 class Score(torch.autograd.Function):

@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+from test_papers import DECODERS
 
 from create_input_files import create_input_files
 from lab.data.shapes import generate_shapes
@@ -95,10 +96,14 @@ def tiny_cfg(tiny_data, small, tmp_path):
 
 @pytest.fixture(scope='session')
 def trained(tiny_data, small, tmp_path_factory):
-    """``trained(attention)``: settings and history of such a training, done once; its files stay as they are."""
+    """``trained(name)``: settings and history of a training of one of ``DECODERS``, done once; its files stay as they
+    are."""
     @functools.cache
-    def run(attention):
-        cfg = {**tiny_data, **small, 'attention': attention, 'epochs': 4, 'feature_dropout': 0.1,
+    def run(name):
+        kind, options, _ = DECODERS[name]
+        own = dict(attention=name == 'attention') if kind.startswith('models.') else dict(
+            decoder=kind, decoder_options=options)
+        cfg = {**tiny_data, **small, **own, 'epochs': 4, 'feature_dropout': 0.1,
                'output_folder': str(tmp_path_factory.mktemp('trained'))}
         return cfg, train(cfg)
     return run

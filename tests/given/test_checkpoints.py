@@ -16,7 +16,7 @@ from solver import check_settings, make_optimizer, make_scheduler
 @pytest.fixture
 def latest(trained):
     """The latest checkpoint of a training; to be left as it is."""
-    return checkpoint_paths(check_settings(trained(True)[0]))[0]
+    return checkpoint_paths(check_settings(trained('attention')[0]))[0]
 
 
 class Evil:
@@ -47,7 +47,7 @@ def test_what_is_no_checkpoint_is_refused_without_running_code(latest, tmp_path,
 
 
 def test_models_of_a_folder(trained, tmp_path):
-    best = checkpoint_paths(check_settings(trained(True)[0]))[1]
+    best = checkpoint_paths(check_settings(trained('attention')[0]))[1]
     shutil.copy(best, tmp_path)
     assert list(load_models(tmp_path, ['Attention'])) == ['Attention'] == list(load_models(tmp_path, 'Attention'))
     with pytest.raises(ValueError, match='BEST_checkpoint_NoAttention.pth.tar.*decoders'):

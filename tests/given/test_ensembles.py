@@ -13,12 +13,12 @@ from solver import DEFAULTS, train
 @pytest.fixture(scope='module')
 def paths(trained, tmp_path_factory):
     """Checkpoints: with attention, without, and one of other sizes that has an encoder of its own."""
-    cfg, _ = trained(True)
+    cfg, _ = trained('attention')
     tuned = {**cfg, 'embed_dim': 10, 'decoder_dim': 20, 'attention_dim': 7, 'seed': 1, 'epochs': 2, 'decoder_lr': 2e-2,
              'fine_tune_encoder': True, 'encoder_lr': 1e-3, 'output_folder': str(tmp_path_factory.mktemp('tuned'))}
     train(tuned)
     return {name: checkpoint_paths({**DEFAULTS, **own})[1]
-            for name, own in dict(soft=cfg, plain=trained(False)[0], tuned=tuned).items()}
+            for name, own in dict(soft=cfg, plain=trained('plain')[0], tuned=tuned).items()}
 
 
 @pytest.fixture(scope='module')

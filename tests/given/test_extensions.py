@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_papers import WORDS, captions, make, pictures
+from test_papers import WORDS, captions, every_decoder, make, pictures
 
 from lab.decode.evaluate import caption_split
 from lab.more.decoder import Decoder
@@ -12,20 +12,27 @@ from solver import DEFAULTS, train
 # --- By settings ---
 
 
-def test_two_heads_are_trained_with_scheduled_sampling_and_loaded(trained, tmp_path, monkeypatch):
+@every_decoder
+def test_every_decoder_is_trained_saved_and_loaded(trained, name):
+    cfg, history = trained(name)
+    assert history[3]['train_loss'] < history[0]['train_loss'] - 0.1
+    model = load_model(checkpoint_paths({**DEFAULTS, **cfg})[0], 'cpu')
+    assert model.history == history
+    for caption in caption_split(model, 'TEST', beam_size=3, max_len=20):
+        assert caption['alphas'] is None or caption['alphas'].shape == (len(caption['caption']), 4, 4)
+
+
+def test_two_heads_are_trained_with_scheduled_sampling(trained, tmp_path, monkeypatch):
     seen, original = set(), Decoder.forward
     monkeypatch.setattr(Decoder, 'forward', lambda self, *args, teacher_forcing=1.0: (
         seen.add((self.training, round(teacher_forcing, 6))), original(self, *args, teacher_forcing))[1])
-    cfg = {**trained(True)[0], 'decoder': 'lab.more.captionnet.CaptionNet', 'decoder_options': dict(heads=2),
-           'teacher_forcing': (0.9, 0.6), 'epochs': 3, 'output_folder': str(tmp_path)}
+    cfg = {**trained('two_heads')[0], 'teacher_forcing': (0.9, 0.6), 'epochs': 3, 'output_folder': str(tmp_path)}
     history = train(cfg)
     assert history[2]['train_loss'] < history[0]['train_loss'] - 0.1
     assert seen == {(True, 0.9), (True, 0.75), (True, 0.6), (False, 1.0)}
     latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
     model = load_model(latest, 'cpu')
     assert model.name == 'CaptionNet' and model.decoder.attention.heads == 2
-    for caption in caption_split(model, 'TEST', beam_size=3, max_len=20):
-        assert caption['alphas'].shape == (len(caption['caption']), 4, 4)
     with pytest.raises(ValueError, match='decoder_options'):  # though the weights would fit
         train({**cfg, 'decoder_options': {}, 'checkpoint': str(latest)})
     with pytest.raises(TypeError, match='CaptionNet.*head'):  # it does not have this one

@@ -60,18 +60,22 @@ def texts_of(figure):
 # --- Curves ---
 
 
-@pytest.mark.parametrize('epochs', [1, 5])
-def test_history(epochs):
-    figure = plot_history({'NoAttention': history(epochs, best=1), 'Attention': history(epochs, best=epochs)})
+@pytest.mark.parametrize(('epochs', 'monitor', 'panel', 'bests'), [
+    (1, 'greedy_bleu4', 2, [(1, 0.3), (1, 0.3)]), (5, 'greedy_bleu4', 2, [(1, 0.3), (5, 0.3)]),
+    (5, 'loss', 0, [(5, 0.7), (5, 0.7)])])
+def test_history(epochs, monitor, panel, bests):
+    figure = plot_history({name: [entry | dict(monitor=monitor) for entry in history(epochs, best)]
+                           for name, best in dict(NoAttention=1, Attention=epochs).items()})
     figure.canvas.draw()
-    loss, top5, bleu4 = figure.axes
+    loss, top5, _ = figure.axes
     assert all(line.get_marker() or epochs > 1 for line in loss.lines)  # a line of one point would not be seen
     for axes, key in ((loss, 'loss'), (top5, 'top5')):
-        for line, split in zip(axes.lines, ['val', 'train'] * 2, strict=False):
+        lines = [line for line in axes.lines if line.get_marker() != '*']
+        for line, split in zip(lines, ['val', 'train'] * 2, strict=False):
             assert points(line) == [(entry['epoch'], entry[f'{split}_{key}']) for entry in history(epochs)]
     assert legend(figure)[:2] == ['plain LSTM', 'soft attention']
-    stars = [line for line in bleu4.lines if line.get_marker() == '*' and len(line.get_xdata())]
-    assert [points(star) for star in stars] == [[(1, 0.3)], [(epochs, 0.3)]]
+    stars = [points(line) for line in figure.axes[panel].lines if line.get_marker() == '*' and len(line.get_xdata())]
+    assert stars == [[best] for best in bests]
 
 
 def test_self_critical_training_has_no_accuracy():

@@ -110,10 +110,10 @@ def test_two_processes_do_what_one_does_with_the_whole_batch(equal_cfg, settings
             assert (value - one).abs().max() < 5e-3 * one.abs().max() + 1e-3, name
 
 
-@pytest.mark.parametrize('settings', [dict(attention=False), dict(self_critical='mean')], ids=['rnn', 'self-critical'])
-def test_one_and_one_epoch_are_two(trained, tmp_path, settings):
+@pytest.mark.parametrize(('name', 'settings'), [('plain', {}), ('attention', dict(self_critical='mean'))])
+def test_one_and_one_epoch_are_two(trained, tmp_path, name, settings):
     """To the last bit, in spite of dropout and drawn captions; statistics of batch norm as well."""
-    cfg = trained(settings.get('attention', True))[0]
+    cfg = trained(name)[0]
     if 'self_critical' in settings:
         settings = {**settings, 'start_from': str(checkpoint_paths({**DEFAULTS, **cfg})[1])}
     cfg = {**cfg, **settings, 'epochs': 2, 'output_folder': str(tmp_path / 'runs')}

@@ -86,7 +86,7 @@ def test_loss_and_gradient_of_a_batch(name, baseline, monkeypatch):
 
 
 def test_the_score_rises(trained, tmp_path):
-    cfg, before = trained(True)
+    cfg, before = trained('attention')
     cfg = {**cfg, 'start_from': str(checkpoint_paths({**DEFAULTS, **cfg})[1]), 'self_critical': 'mean',
            'decoder_lr': 5e-3, 'cosine': True, 'epochs': 10, 'batch_size': 5, 'output_folder': str(tmp_path / 'run')}
     history = train(cfg)
@@ -107,7 +107,7 @@ def test_parts_of_a_step_weigh_as_many_pictures_as_they_have(tiny_cfg):
     (dict(fine_tune_encoder=True, encoder_lr=1e-3, accumulate=2), 'no'), ({}, 'bf16'),
     (dict(flip=True, epochs=2), 'no')], ids=str)
 def test_every_way_to_train(trained, tmp_path, monkeypatch, changes, precision):
-    cfg, _ = trained(False)
+    cfg, _ = trained('plain')
     monkeypatch.setenv('ACCELERATE_MIXED_PRECISION', precision)
     start = str(checkpoint_paths({**DEFAULTS, **cfg})[1])
     second = {**cfg, 'start_from': start, 'self_critical': 'greedy', 'epochs': 1, 'output_folder': str(tmp_path)}

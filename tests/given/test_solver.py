@@ -24,8 +24,6 @@ from lab.train.model import true_words
 from solver import DEFAULTS, caption_loss, check_settings, make_run, train, train_epoch
 from utils import best_epoch, topk_accuracy
 
-KINDS = [pytest.param(False, id='rnn'), pytest.param(True, id='attention')]
-
 
 def files_of(cfg):
     """:return: latest and best checkpoint"""
@@ -281,9 +279,9 @@ def test_code_that_was_edited_since_is_named(tiny_cfg, other_source, capsys):
 # --- Going on ---
 
 
-@pytest.mark.parametrize('attention', KINDS)
-def test_two_and_two_epochs_are_four(trained, tmp_path, attention):
-    cfg, history = trained(attention)
+@pytest.mark.parametrize('name', ['plain', 'attention'])
+def test_two_and_two_epochs_are_four(trained, tmp_path, name):
+    cfg, history = trained(name)
     again = {**cfg, 'output_folder': str(tmp_path)}
     train({**again, 'epochs': 2})
     torch.manual_seed(99)
@@ -328,7 +326,7 @@ def test_other_rates_than_the_checkpoints_hold(tiny_cfg, scripted, tmp_path, cap
 
 
 def test_resume_refuses_what_does_not_fit(trained, tmp_path):
-    cfg, _ = trained(True)
+    cfg, _ = trained('attention')
     latest, _ = files_of(cfg)
     again = {**cfg, 'checkpoint': str(latest), 'output_folder': str(tmp_path / 'runs')}
     state, old, words = read_checkpoint(latest), tmp_path / 'old.pth.tar', tmp_path / 'words.pth.tar'
@@ -488,7 +486,7 @@ def test_own_encoder_is_trained_saved_and_loaded(tiny_cfg):
 @pytest.mark.parametrize('cosine', [False, True])
 def test_a_second_phase_trains_blocks_2_to_4_and_may_be_stopped(trained, tmp_path, cosine):
     """It starts where the first ended; in two parts it is the same to the last bit, both groups with their rates."""
-    cfg, frozen = trained(True)
+    cfg, frozen = trained('attention')
     second = {**cfg, 'dropout': 0.0, 'start_from': str(files_of(cfg)[1]), 'fine_tune_encoder': True, 'epochs': 2,
               'encoder_lr': 1e-3, 'cosine': cosine, 'output_folder': str(tmp_path / 'whole')}
     history = train(second)
