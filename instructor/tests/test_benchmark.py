@@ -11,7 +11,6 @@ from lab.decode.beam_search import beam_search
 from lab.train.model import true_words
 from solver import caption_loss
 
-SIZES = dict(embed_dim=7, decoder_dim=10, vocab_size=13, encoder_dim=6)
 WORD_MAP = {'<pad>': 0, **{f'w{i}': i for i in range(1, 10)}, '<unk>': 10, '<start>': 11, '<end>': 12}
 both = pytest.mark.parametrize('attends', [False, True])
 
@@ -23,7 +22,7 @@ def models(tmp_path_factory):
 
 def make_decoder(models, attends, seed=0):
     torch.manual_seed(seed)
-    decoder = models.DecoderWithAttention(9, **SIZES) if attends else models.DecoderWithRNN(**SIZES)
+    decoder = models.DecoderWithAttention(9, **bench.SMALL) if attends else models.DecoderWithRNN(**bench.SMALL)
     return decoder.eval()
 
 

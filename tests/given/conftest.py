@@ -96,8 +96,7 @@ def tiny_cfg(tiny_data, small, tmp_path):
 
 @pytest.fixture(scope='session')
 def trained(tiny_data, small, tmp_path_factory):
-    """``trained(name)``: settings and history of a training of one of ``DECODERS``, done once; its files stay as they
-    are."""
+    """``trained(name)``: settings and history of one of ``DECODERS``, trained once; its files stay as they are."""
     @functools.cache
     def run(name):
         kind, options, _ = DECODERS[name]

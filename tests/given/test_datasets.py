@@ -20,12 +20,10 @@ def test_words_that_speak_of_a_side():
 @pytest.mark.parametrize('kind', ['VAL_IMAGES', 'VAL_CAPTIONS', 'VAL_CAPLENS', 'WORDMAP'])
 def test_missing_and_cut_files_are_named(data, kind):
     path, = data[0].glob(f'{kind}_*')
-    os.truncate(path, 20)
-    with pytest.raises(ValueError, match=path.name):
-        CaptionDataset(*data, 'VAL')
-    path.unlink()
-    with pytest.raises(ValueError, match=path.name):
-        CaptionDataset(*data, 'VAL')
+    for damage in (lambda: os.truncate(path, 20), path.unlink):
+        damage()
+        with pytest.raises(ValueError, match=path.name):
+            CaptionDataset(*data, 'VAL')
 
 
 @pytest.mark.parametrize('part', ['WORDMAP', 'CAPTIONS', 'CAPLENS', 'names', 'references', 'pixels'])

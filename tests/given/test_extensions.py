@@ -31,8 +31,7 @@ def test_two_heads_are_trained_with_scheduled_sampling(trained, tmp_path, monkey
     assert history[2]['train_loss'] < history[0]['train_loss'] - 0.1
     assert seen == {(True, 0.9), (True, 0.75), (True, 0.6), (False, 1.0)}
     latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
-    model = load_model(latest, 'cpu')
-    assert model.name == 'CaptionNet' and model.decoder.attention.heads == 2
+    assert load_model(latest, 'cpu').decoder.attention.heads == 2
     with pytest.raises(ValueError, match='decoder_options'):  # though the weights would fit
         train({**cfg, 'decoder_options': {}, 'checkpoint': str(latest)})
     with pytest.raises(TypeError, match='CaptionNet.*head'):  # it does not have this one
