@@ -42,7 +42,7 @@ def test_published_figures(published):
     # the example of Papineni et al.: "the" stands at most twice in a reference
     ([['the cat is on the mat', 'there is a cat on the mat']], ['the the the the the the the'], [2 / 7, 0, 0, 0], 1),
     # the reference of the closest length counts, and longer captions pay nothing more
-    ([['a b c d e f g h', 'a b c d e x']], ['a b c d e'], [1, 1, 1, 1], math.exp(1 - 6 / 5)),
+    ([['a b c d e f g h', 'a b c d e x', 'a']], ['a b c d e'], [1, 1, 1, 1], math.exp(1 - 6 / 5)),
     ([['a b c d']], ['a b c d e'], [4 / 5, 3 / 4, 2 / 3, 1 / 2], 1),
     # of two as close the shorter one
     ([['a b c d e f', 'a b c d']], ['a b c d x'], [4 / 5, 3 / 4, 2 / 3, 1 / 2], 1),
