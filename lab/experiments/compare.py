@@ -185,7 +185,7 @@ def evaluate_or_load(name, checkpoints, history, folder, cfg, split, beam_sizes)
     :param cfg: settings of one of the checkpoints, for its data and device
     :return: dict language -> result; the language is None where there is only one
     """
-    provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg['decoder'], tests=True),
+    provenance = dict(split=split, beam_sizes=beam_sizes, code=code_digest(cfg, tests=True),
                       data=content_digest(cfg['data_folder'], cfg['data_name'], split),
                       checkpoints=[file_digest(path) for path in checkpoints],
                       metrics=[function_digest(metric) for metric in METRICS])

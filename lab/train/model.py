@@ -163,7 +163,7 @@ def build_model(cfg, word_map, encoder=None):
     encoder = Encoder(cfg['encoder'] if encoder is None else encoder, cfg['encoded_image_size'],
                       cfg['encoder_weights'])
     decoder = build_decoder(cfg, len(word_map), encoder.encoder_dim)
-    if files := edited(cfg.get('decoder')):
+    if files := edited(cfg):
         log(f"{' and '.join(files)} changed after being read: what runs is the code from before. Restart (a "
               "notebook's kernel) to run what is there now.")
     return CaptionModel(encoder, decoder, word_map, cfg).to(cfg['device'])

@@ -71,7 +71,7 @@ def fingerprints(cfg, **own):
         **{f'{split} split': content_digest(cfg['data_folder'], cfg['data_name'], split) for split in ('TRAIN', 'VAL')},
         **{f'{key} file': file_digest(cfg[key]) for key in read if cfg[key] and Path(cfg[key]).is_file()},
         **{what: function_digest(function) for what, function in own.items() if function},
-        'code': code_digest(cfg['decoder'])}
+        'code': code_digest(cfg)}
 
 
 def move_aside(cfg):

@@ -75,8 +75,11 @@ def check_settings(cfg):
     for name, wanted in Settings.__annotations__.items():
         if not isinstance(cfg[name], wanted) or isinstance(cfg[name], bool) != (wanted is bool):
             raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be {getattr(wanted, "__name__", wanted)}')
-        if wanted in (int, int | None) and name != 'seed' and cfg[name] is not None and cfg[name] < 1:
-            raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be at least 1')
+        least = 1 if wanted in (int, int | None) and name != 'seed' else 0
+        if isinstance(cfg[name], Number) and cfg[name] < least:
+            raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be at least {least}')
+        if isinstance(cfg[name], tuple) and [isinstance(number, Number) for number in cfg[name]] != [True, True]:
+            raise ValueError(f'setting {name!r} is {cfg[name]!r}; it must be one number, or two')
     if cfg['self_critical'] not in (None, 'greedy', 'mean'):
         raise ValueError(f"setting 'self_critical' is {cfg['self_critical']!r}; it must be 'greedy' or 'mean', or None")
     if cfg['self_critical'] and not (cfg['start_from'] or cfg['checkpoint']):

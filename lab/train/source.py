@@ -11,10 +11,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 # What decides what comes out of a training; of the metrics the one of monitor counts, see resume.fingerprints
-TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.box', 'lab.data.encoders', 'lab.data.vocabulary',
+TRAINS = ['models', 'datasets', 'solver', 'utils', 'lab.data.encoders', 'lab.data.vocabulary',
           'lab.decode.greedy_search', 'lab.decode.bleu', 'lab.decode.cider', 'lab.decode.monitor',
-          'lab.more.self_critical', 'lab.more.word_vectors',
           *(f'lab.train.{path.stem}' for path in (ROOT / 'lab/train').glob('[!_]*.py'))]
+# those that a setting brings in
+OF_SETTINGS = {'self_critical': 'lab.more.self_critical', 'word_vectors': 'lab.more.word_vectors',
+               'embed_dropout': 'lab.more.word_vectors'}
 # and those that only a test of it needs
 TESTS = ['lab.decode.beam_search', 'lab.decode.evaluate', 'lab.decode.metrics', 'lab.decode.coco_metrics',
          'lab.more.ensembles']
@@ -26,10 +28,11 @@ def source_of(module):
     return Path(find_spec(module).origin).read_bytes()
 
 
-def modules_of(decoder=None, tests=False):
-    """Names of the modules that a training with this ``decoder`` (the setting) runs; with ``tests`` a test, too."""
-    own = with_imports(decoder.rpartition('.')[0]) if decoder else set()
-    return sorted({*TRAINS, *own, *(TESTS if tests else [])})
+def modules_of(cfg, tests=False):
+    """Names of the modules that a training with these settings runs; with ``tests`` a test, too."""
+    own = with_imports(cfg['decoder'].rpartition('.')[0]) if cfg.get('decoder') else set()
+    brought_in = (module for name, module in OF_SETTINGS.items() if cfg.get(name))
+    return sorted({*TRAINS, *own, *brought_in, *(TESTS if tests else [])})
 
 
 def with_imports(module):
@@ -38,9 +41,9 @@ def with_imports(module):
     return {module}.union(*(with_imports(name.decode()) for name in names))
 
 
-def code_digest(decoder=None, tests=False):
+def code_digest(cfg, tests=False):
     """Fingerprint of :func:`modules_of` a training; comments, docstrings and line breaks do not count."""
-    code = [(module, without_comments(source_of(module))) for module in modules_of(decoder, tests)]
+    code = [(module, without_comments(source_of(module))) for module in modules_of(cfg, tests)]
     return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
 
 
@@ -68,10 +71,20 @@ def source_of_function(function):
         return function.__code__.co_code.hex() if hasattr(function, '__code__') else ''
 
 
+def helpers_of(function, found=()):
+    """The functions of its file that a function calls, with those that these call."""
+    for name in function.__code__.co_names if inspect.isfunction(function) else ():
+        other = function.__globals__.get(name)
+        if inspect.isfunction(other) and other.__module__ == function.__module__ and other not in found:
+            found = helpers_of(other, [*found, other])
+    return found
+
+
 def function_digest(function):
-    """Name and fingerprint of a loss or an optimizer of your own, such as 'focal 1f3a20b4'."""
+    """Name and fingerprint of a loss, a metric or an optimizer of your own, such as 'focal 1f3a20b4'."""
     name = getattr(function, '__name__', type(function).__name__)
-    return f'{name} {hashlib.sha256(source_of_function(function).encode()).hexdigest()[:8]}'
+    all_code = [function, *helpers_of(function.func if isinstance(function, partial) else function)]
+    return f'{name} {hashlib.sha256(repr([*map(source_of_function, all_code)]).encode()).hexdigest()[:8]}'
 
 
 def class_source(kind):
@@ -89,11 +102,12 @@ def class_source(kind):
                 if getattr(node, 'name', None) == kind.__name__)
 
 
-def edited(decoder=None):
+def edited(cfg):
     """Names of the files that have been edited since they were loaded."""
-    paths = {module: Path(find_spec(module).origin) for module in modules_of(decoder, tests=True)}
+    paths = {module: Path(find_spec(module).origin) for module in modules_of(cfg, tests=True)}
     return [path.name for module, path in paths.items() if source_of(module) != path.read_bytes()]
 
 
-for _module in modules_of(tests=True):  # now, while they are being loaded: a notebook's kernel lives for hours
+# now, while they are being loaded: a notebook's kernel lives for hours
+for _module in modules_of(dict.fromkeys(OF_SETTINGS, True), tests=True):
     source_of(_module)

@@ -55,7 +55,8 @@ def assert_same_training(one, other):
     ('batchsize', 4, 'batch_size'), ('zzz', 4, 'grad_clip'), ('epochs', 2.0, 'int'), ('epochs', True, 'int'),
     ('batch_size', '4', 'int'), ('decoder_lr', '1e-3', 'float'), ('attention', 1, 'bool'), ('checkpoint', False, 'str'),
     ('data_folder', None, 'str'), ('alpha_c', None, 'tuple'), ('decoder_options', None, 'dict'),
-    ('accumulate', 0, '1'), ('self_critical', 'best', 'greedy'), ('self_critical', 'mean', 'start_from')])
+    ('accumulate', 0, '1'), ('decoder_lr', -0.1, '0'), ('alpha_c', (1.0, 0.5, 0.0), 'two'), ('alpha_c', 'ab', 'tuple'),
+    ('self_critical', 'best', 'greedy'), ('self_critical', 'mean', 'start_from')])
 def test_a_wrong_setting_is_named_with_a_hint(name, value, hint):
     with pytest.raises(ValueError, match=f'{name}.*{hint}'):
         check_settings({name: value})
