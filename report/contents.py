@@ -86,11 +86,16 @@ def saved_runs(folder):
                 for run in read_json(folder / 'comparison.json', AGAIN)]
     runs = []
     for name, history in read_histories(folder).items():
-        for path in [*folder.glob(f'test_{name}.json'), *sorted(folder.glob(f'test_{name}_??.json'))]:  # of a language
+        for path in tests_of(folder, name):
             result = read_json(path, AGAIN) | dict(history=history)
             runs.append(dict(name=label(result['model']), seeds=[result],
                              settings=settings_in(folder, f'BEST_checkpoint_{name}.pth.tar')))
     return runs
+
+
+def tests_of(folder, name):
+    """The files that ``test.ipynb`` leaves of a decoder: one, or one for each of several languages."""
+    return [*folder.glob(f'test_{name}.json'), *sorted(folder.glob(f'test_{name}_??.json'))]
 
 
 def settings_in(folder, pattern):
@@ -187,7 +192,7 @@ def bleu_by_beam(folder):
     """A table of the scores for each beam size; trained decoders that were not tested are named below it."""
     text = bleu_table([run['seeds'][0] for run in read_runs(folder)])
     for name in read_histories(folder):
-        if not (Path(folder) / f'test_{name}.json').exists():
+        if not tests_of(Path(folder), name):
             text += '\n\n' + note(f'{label(name)} is trained but not tested: run `test.ipynb` with it in `decoders`')
     return table(text, 'Scores on the test split for each beam size. Seconds: for captioning the whole split.')
 
@@ -208,8 +213,9 @@ def captions(folder, picture):
     saved = read_caption(folder, picture)
     rows = [[label(name), caption] for name, caption in saved['captions'].items()]
     if re.fullmatch(r'test\d+', picture):
-        references = read_runs(folder)[0]['seeds'][0]['captions'][int(picture[4:])]['references']
-        rows += [['' if i else 'people', sentence(tokens)] for i, tokens in enumerate(references)]
+        tested = [run['seeds'][0]['captions'][int(picture[4:])] for run in read_runs(folder)]
+        people = dict.fromkeys(sentence(tokens) for caption in tested for tokens in caption['references'])
+        rows += [['' if i else 'people', text] for i, text in enumerate(people)]  # in each of the languages
     return table(markdown_table(['', f'caption of {picture}'], rows, align=':---'),
                  f'What is said of the picture, the models with beam {saved["beam_size"]}.')
 

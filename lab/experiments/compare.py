@@ -266,8 +266,8 @@ def mean_scores(result):
 
 
 def side_by_side(results, number):
-    """Captions of one picture, a line per run (its first seed), and a reference in the last line."""
+    """Captions of one picture, a line per run (its first seed), and in the end a reference in each language."""
     captions = {result['name']: result['seeds'][0]['captions'][number] for result in results}
     lines = [f"{name}: {sentence(caption['caption']) or '(nothing)'}" for name, caption in captions.items()]
-    references = results[0]['seeds'][0]['captions'][number]['references']
-    return '\n'.join([*lines, f"people: {sentence(references[0])}"])
+    people = dict.fromkeys(f"people: {sentence(caption['references'][0])}" for caption in captions.values())
+    return '\n'.join([*lines, *people])

@@ -78,10 +78,10 @@ class CaptionNet(Decoder):
     def one_step(self, embeddings, cells, keys, h, c):
         """Look, and read one word.
 
-        :param embeddings: (batch_size, embed_dim); ``cells``: (batch_size, num_cells, encoder_dim)
-        :param keys: of the cells (batch_size, num_cells, attention_dim); ``h``, ``c``: (batch_size, decoder_dim)
+        :param embeddings: (batch_size, embed_dim); ``cells``: (batch_size, num_pixels, encoder_dim)
+        :param keys: of the cells (batch_size, num_pixels, attention_dim); ``h``, ``c``: (batch_size, decoder_dim)
         :return: [h; context; embedding] (batch_size, decoder_dim + encoder_dim + embed_dim), alpha (batch_size,
-            num_cells), new h and c (batch_size, decoder_dim)
+            num_pixels), new h and c (batch_size, decoder_dim)
         """
         # TODO 10: CaptionNet.one_step
         #   1. context, alpha from the attention of the old h, which is handed the keys
@@ -95,9 +95,9 @@ class CaptionNet(Decoder):
 
     def start(self, encoder_out):
         """
-        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_cells, encoder_dim)
-        :return: first state (h, c), each (batch_size, decoder_dim); memory: cells (batch_size, num_cells, encoder_dim)
-            and keys (batch_size, num_cells, attention_dim)
+        :param encoder_out: (batch_size, h, w, encoder_dim) or (batch_size, num_pixels, encoder_dim)
+        :return: first state (h, c), each (batch_size, decoder_dim); memory: cells (batch_size, num_pixels, encoder_dim)
+            and keys (batch_size, num_pixels, attention_dim)
         """
         # TODO 10: CaptionNet.start
         #   1. the cells: flatten_pixels of the grid; and their mean

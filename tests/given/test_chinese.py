@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,13 +14,13 @@ from datasets import CaptionDataset
 from lab.data.shapes import generate_shapes
 from lab.data.tokenizers import by_name
 from lab.data.vocabulary import in_language, load_word_map
-from lab.decode.evaluate import caption_image, evaluate, find_picture
+from lab.decode.evaluate import caption_image, evaluate, find_picture, save_result
 from lab.experiments.compare import compare, side_by_side
 from lab.train.checkpoints import checkpoint_paths, load_models
 from lab.train.source import ROOT
-from report.contents import scores_compared
+from report import contents
 from solver import check_settings, train
-from utils import sentence
+from utils import sentence, write_json
 
 CHINESE = dict(
     red='红色', orange='橙色', yellow='黄色', green='绿色', blue='蓝色', purple='紫色', white='白色', black='黑色',
@@ -131,11 +132,17 @@ def test_one_decoder_captions_in_both_languages(bilingual):
     models = load_models(cfg['output_folder'], ['Attention'])
     assert list(models) == ['Attention_en', 'Attention_zh']
     assert list(load_models(cfg['output_folder'], 'Attention_zh')) == ['Attention_zh']
+    folder = Path(cfg['output_folder'])
+    write_json(folder / 'caption_test0.json', dict(beam_size=2, captions=dict.fromkeys(models, 'a')))
     for name, model in models.items():
         result = evaluate(model, 'TEST', [2])
+        save_result(result, folder / f'test_{name}.json')
         words = [word for one in result['captions'] for word in one['caption']]
         assert result['scores'][0]['BLEU-1'] > 0.2 and is_chinese(words) == {name == 'Attention_zh'}
         assert is_chinese(word for one in result['captions'] for word in one['references'][0]) == is_chinese(words)
+        people = contents.captions(folder, 'test0').data
+        assert all(sentence(words) in people for words in result['captions'][0]['references'])
+    assert 'missing' not in contents.bleu_by_beam(folder).data
 
 
 def test_second_phases_in_both_languages(bilingual, tmp_path):
@@ -153,7 +160,8 @@ def test_a_comparison_has_a_row_for_each_language(both, tiny_cfg, tmp_path, monk
     results = compare(runs, {**tiny_cfg, **both, 'epochs': 1}, tmp_path / 'compared', beam_sizes=[1])
     assert [result['name'] for result in results] == ['soft, en', 'soft, zh', 'together, en', 'together, zh']
     assert results == compare(runs, {**tiny_cfg, **both, 'epochs': 1}, tmp_path / 'compared', beam_sizes=[1])
-    assert all(name in scores_compared(tmp_path / 'compared').data for name in ('soft, en', 'together, zh'))
+    assert side_by_side(results, 0).count('people: ') == 2
+    assert all(name in contents.scores_compared(tmp_path / 'compared').data for name in ('soft, en', 'together, zh'))
 
 
 @pytest.mark.parametrize(('change', 'hint'), [
