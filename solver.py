@@ -71,7 +71,7 @@ def train(cfg, encoder=None, loss=None, optimizer=None):
     :param encoder: a module of your own from (n, 3, H, W) to (n, channels, h, w); ``cfg['encoder']`` is ignored
     :param loss: a loss of your own in place of :func:`caption_loss`, in training and in validation:
         ``loss(scores, targets, alphas)`` gives the mean per word, a 0-dim tensor. One with a parameter ``positions``
-        also gets (words, 2) long: for each word the number of its caption in the data set, and its place in the
+        also gets (words, 2) long: for each word the number of its caption in the data set, and its position in the
         caption, 0 for the first word after <start>. Validation calls it without gradients.
         The settings ``alpha_c`` and ``label_smoothing`` have no effect on it. Self-critical training has a loss of its
         own and calls this one in validation only

@@ -151,7 +151,8 @@ class Setting:
     def fast_loss(self, grids, image_of=None):
         with self.machine.precision():
             decoded = fast.fast_forward(self.decoder, grids, self.captions, self.lengths, image_of)
-        return caption_loss(*true_words(decoded)[:3], alpha_c=1.0)
+        scores, targets, alphas, *_ = true_words(decoded)
+        return caption_loss(scores.float(), targets, alphas, alpha_c=1.0)  # as accelerate returns it
 
     def textbook_step(self):
         self.update(self.textbook_loss(self.pictures[self.image_of]), self.plain_adam)

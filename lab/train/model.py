@@ -127,9 +127,7 @@ def true_words(decoded):
     targets, sizes, *_ = pack_padded_sequence(captions[:, 1:], decode_lengths, batch_first=True)
     if not isinstance(scores, PackedSequence):
         scores = pack_padded_sequence(scores, decode_lengths, batch_first=True)
-    scores = scores.data
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # the loss is not in half precision
-    return Decoded(scores, targets, alphas[0] if alphas else None, sizes, sort_ind)
+    return Decoded(scores.data, targets, alphas[0] if alphas else None, sizes, sort_ind)
 
 
 def decoder_name(cfg):
