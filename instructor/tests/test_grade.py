@@ -423,8 +423,8 @@ second.touch()
         large = {'make': 'Attention', 'sizes': {}, 'tensors': {'x': inputs.wave(1000, 1000)}, 'calls': []}
         assert 'ended by the submission' in box.ask(large)['errors']['all']['error']
         monkeypatch.setattr(sandbox, 'IN_ALL', 2)
-        box.ran_out = False
-        assert box.ask(large)['errors'] and box.ran_out
+        box.ran_out, spent = False, box.spent
+        assert box.ask(large)['errors'] and box.ran_out and box.spent == spent  # it is not even asked
 
 
 @needs_isolation

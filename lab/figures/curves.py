@@ -40,9 +40,9 @@ def plot_history(histories, begins=None, training=True):
     panels = [loss, ('val_top5', 'top-5 accuracy, %', 'train_top5', '--'),
               ('val_greedy_bleu4', 'BLEU-4 (solid line: greedy)' if training else 'greedy BLEU-4', 'val_bleu4', ':')]
     monitors = {history[-1].get('monitor') or 'greedy_bleu4' for seeds in runs.values() for history in seeds}
-    decides = f'val_{monitors.pop()}' if len(monitors) == 1 else 'val_greedy_bleu4'
-    if decides not in [key for key, *_ in panels]:
-        panels[-1] = (decides, decides.removeprefix('val_'), None, None)
+    starred = f'val_{monitors.pop()}' if len(monitors) == 1 else 'val_greedy_bleu4'
+    if starred not in [key for key, *_ in panels]:
+        panels[-1] = (starred, starred.removeprefix('val_'), None, None)
     handles = {}
     figure, axes_of = plt.subplots(1, 3, figsize=(WIDTH, 2.8 + 0.06 * len(runs)))
     for axes, (key, title, other, dashes) in zip(axes_of, panels, strict=True):
@@ -60,7 +60,7 @@ def plot_history(histories, begins=None, training=True):
                 # self-critical training has minus CIDEr-D for its loss, and no accuracy
                 if training and other and (history[0]['train_top5'] is not None or other == 'val_bleu4'):
                     axes.plot(epochs, [entry[other] for entry in history], dashes, **thin)
-                if training and key == decides:
+                if training and key == starred:
                     best = best_epoch(history)
                     axes.plot(before + best['epoch'], best[key], **line | dict(marker='*', markersize=11))
         axes.set(title=title if training else f'validation {title}', xlabel='epoch')

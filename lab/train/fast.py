@@ -74,12 +74,12 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     words_in = F.linear(embeddings, W_word)
     # textbook: decoder_att(h), f_beta(h) and W_hh h, each by itself
     parts = attention.decoder_att.weight, decoder.f_beta.weight, cell.weight_hh
-    bias = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias, cell.bias_ih + cell.bias_hh])
+    biases = torch.cat([attention.decoder_att.bias, decoder.f_beta.bias, cell.bias_ih + cell.bias_hh])
     half = keys.dtype  # of products, under autocast
     W_h, W_z, w = (weight.to(half) for weight in (torch.cat(parts), W_z, attention.att.weight.flatten()))
     # textbook: both weights' gradients are summed step by step
     all_h, all_z = [], []
-    biases = WeightGradient.apply(bias.expand(len(words_in), -1), W_h, all_h).split(sizes)
+    biases = WeightGradient.apply(biases.expand(len(words_in), -1), W_h, all_h).split(sizes)
     words_in = WeightGradient.apply(words_in, W_z, all_z).split(sizes)
     W_h, W_z = W_h.detach(), W_z.detach()
     saved = {}  # what the steps save for one another in backward
@@ -88,16 +88,17 @@ def attentive_states(decoder, pictures, picture_of, embeddings, h, c, sizes):
     states, alphas = [], []
     for step, (n, bias, word) in enumerate(zip(sizes, biases, words_in, strict=True)):
         h, c = h[:n], c[:n]
-        all_h.append(h.detach().to(half))
-        query, gate, gates = (h.to(half) @ W_h.T + bias).split(list(map(len, parts)), dim=1)
+        h_in = h.to(half)
+        all_h.append(h_in.detach())
+        query, gate, gates = (h_in @ W_h.T + bias).split(list(map(len, parts)), dim=1)
         # textbook: att(relu(keys + query))
         scores = Score.apply(keys, query.to(half), w, step, saved) + attention.att.bias
         alpha = scores.softmax(dim=1)                                                       # eq. 5
         z = torch.bmm(alpha.to(half).unsqueeze(1), pictures[:n]).squeeze(1)                 # eq. 13
-        z = gate.sigmoid() * z                                                              # sec. 4.2.1
-        all_z.append(z.detach().to(half))
+        z = (gate.sigmoid() * z).to(half)                                                   # sec. 4.2.1
+        all_z.append(z.detach())
         # textbook: cell([word; z], (h, c)), eqs. 1 to 3
-        i, f, g, o = (gates + word + z.to(half) @ W_z.T).chunk(4, dim=1)
+        i, f, g, o = (gates + word + z @ W_z.T).chunk(4, dim=1)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         h = o.sigmoid() * c.tanh()
         states.append(h)

@@ -73,7 +73,8 @@ def source_of_function(function):
 
 def helpers_of(function, found=()):
     """The functions of its file that a function calls, with those that these call."""
-    for name in function.__code__.co_names if inspect.isfunction(function) else ():
+    names = function.__code__.co_names if inspect.isfunction(function) else ()
+    for name in names:
         other = function.__globals__.get(name)
         if inspect.isfunction(other) and other.__module__ == function.__module__ and other not in found:
             found = helpers_of(other, [*found, other])

@@ -23,15 +23,16 @@ def test_every_decoder_is_trained_saved_and_loaded(trained, name):
 
 
 def test_two_heads_are_trained_with_scheduled_sampling(trained, tmp_path, monkeypatch):
+    cfg = {**trained('two_heads')[0], 'teacher_forcing': (0.9, 0.6), 'epochs': 3, 'output_folder': str(tmp_path)}
     seen, original = set(), Decoder.forward
     monkeypatch.setattr(Decoder, 'forward', lambda self, *args, teacher_forcing=1.0: (
         seen.add((self.training, round(teacher_forcing, 6))), original(self, *args, teacher_forcing))[1])
-    cfg = {**trained('two_heads')[0], 'teacher_forcing': (0.9, 0.6), 'epochs': 3, 'output_folder': str(tmp_path)}
     history = train(cfg)
     assert history[2]['train_loss'] < history[0]['train_loss'] - 0.1
     assert seen == {(True, 0.9), (True, 0.75), (True, 0.6), (False, 1.0)}
     latest, _ = checkpoint_paths({**DEFAULTS, **cfg})
-    assert load_model(latest, 'cpu').decoder.attention.heads == 2
+    model = load_model(latest, 'cpu')
+    assert model.name == 'CaptionNet' and model.decoder.attention.heads == 2
     with pytest.raises(ValueError, match='decoder_options'):  # though the weights would fit
         train({**cfg, 'decoder_options': {}, 'checkpoint': str(latest)})
     with pytest.raises(TypeError, match='CaptionNet.*head'):  # it does not have this one

@@ -136,6 +136,7 @@ def test_a_loss_of_ones_own_sees_each_word(tiny_cfg):
 
     history = train({**tiny_cfg, 'epochs': 1}, loss=Squared())
     assert without_seconds(train({**tiny_cfg, 'epochs': 1}, loss=Squared().forward)) == without_seconds(history)
+    assert 0 < history[0]['train_top5'] <= 100
     assert history[0]['train_loss'] < 1 and history[0]['val_loss'] < 1 < history[0]['val_cross_entropy']
     assert len(torch.cat(seen).unique(dim=0)) == int((dataset.caplens - 1).sum())
 
@@ -410,7 +411,7 @@ def test_own_decoder_is_trained_saved_and_loaded(own_file, tiny_cfg, name, optio
     ('my_decoder.Stuck', LookupError, 'a mistake in step')])
 def test_own_decoder_that_cannot_be_is_refused_before_the_first_epoch(own_file, tiny_cfg, decoder, error, hint):
     with pytest.raises(error, match=hint):
-        train({**tiny_cfg, 'decoder': decoder}, loss=lambda *_: 1 / 0)
+        train({**tiny_cfg, 'decoder': decoder}, loss=lambda *_: 1 / 0)  # no batch comes so far
     assert not list(Path(tiny_cfg['output_folder']).glob('*.json'))
 
 
@@ -492,6 +493,7 @@ def test_a_second_phase_trains_blocks_2_to_4_and_may_be_stopped(trained, tmp_pat
     history = train(second)
     assert history[0]['train_loss'] < frozen[0]['train_loss'] * 0.98
     tuned, first = load_model(files_of(second)[0], 'cpu'), load_model(files_of(cfg)[0], 'cpu')
+    assert tuned.tuned and not first.tuned
     for one, other, stride in zip(tuned.encoder.stages, first.encoder.stages, first.encoder.strides, strict=True):
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
             assert torch.equal(a, b) == (stride < 8)
